@@ -1,0 +1,1 @@
+"""The reference engine for hierarchical KV caching."""

@@ -1,0 +1,1 @@
+"""Decisions that span instances, pure."""

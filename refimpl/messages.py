@@ -1,0 +1,378 @@
+"""What can be said to an engine, what it orders, and what it decided.
+
+Events are facts from outside, commands are orders, facts are the record of decisions. Commands
+and facts encode to MessagePack, which is what the decision digest is taken over.
+
+The contract, asserted on both sides:
+1. every command with an ``op`` gets exactly one completing event, also after a cancel, also on
+   failure; ``Landed`` comes once per storage batch before the last and is no completion;
+2. ``Engine.handle`` runs to the end, never waits and is never re-entered;
+3. ``now`` never decreases;
+4. a FILLING copy is written by its op alone, a READY copy never;
+5. slots: free + owned by pages + owned by ops + owned by requests = capacity, always;
+6. at most one ``RunBatch`` is in flight, answered by ``BatchDone`` when its streams have finished.
+
+Must not know: how anything is carried out. Called by: core (makes commands and facts), run and
+serve (make events). msgspec structs rather than dataclasses: they build in a third of the time.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeAlias
+
+import msgspec
+
+from refimpl.keys import PageKey, Prompt
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """A fact from outside."""
+
+
+class Command(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    """An order."""
+
+
+class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    """Something decided, and why."""
+
+
+# ---- events -------------------------------------------------------------------------------------
+
+
+class Submit(Event, frozen=True, gc=False):
+    """A request. ``output_tokens`` is the most it may produce; a scripted prompt produces just that."""
+
+    rid: int
+    prompt: Prompt
+    output_tokens: int
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    lora_id: str | None = None
+    priority: int = 0
+
+
+class Abort(Event, frozen=True, gc=False):
+    """The client of ``rid`` is gone."""
+
+    rid: int
+
+
+class Tick(Event, frozen=True, gc=False):
+    """Time has passed: a deadline is due, or nothing happened."""
+
+
+class BatchDone(Event, frozen=True, gc=False):
+    """The batch in flight has finished after ``steps`` steps (1 for a prefill).
+
+    ``loads_failed`` names the requests of the batch whose load-back failed; what their items
+    computed is void.
+    """
+
+    steps: int = 1
+    loads_failed: tuple[int, ...] = ()
+
+
+class BackedUp(Event, frozen=True, gc=False):
+    """Completes ``BackUp``: the leading ``pages`` pages are in L2."""
+
+    op: int
+    pages: int
+
+
+class Probed(Event, frozen=True, gc=False):
+    """Completes ``Probe``: the leading ``pages`` keys are in L3, the minimum over ranks."""
+
+    op: int
+    pages: int
+
+
+class Landed(Event, frozen=True, gc=False):
+    """Of ``Fetch``: the leading ``pages`` pages are in L2 so far."""
+
+    op: int
+    pages: int
+
+
+class Fetched(Event, frozen=True, gc=False):
+    """Completes ``Fetch``: the leading ``pages`` pages are in L2, no more will come."""
+
+    op: int
+    pages: int
+
+
+class Stored(Event, frozen=True, gc=False):
+    """Completes ``Store``: the leading ``pages`` pages are in L3."""
+
+    op: int
+    pages: int
+
+
+class AttachStorage(Event, frozen=True, gc=False):
+    """Turn L3 on. ``drain`` says what to do when the engine is not idle: see ``core.attach``."""
+
+    backend: str
+    prefetch_policy: str | None = None
+    write_policy: str | None = None
+    drain: str = "none"
+
+
+class DetachStorage(Event, frozen=True, gc=False):
+    """Turn L3 off; nothing that is stored is deleted."""
+
+    drain: str = "none"
+
+
+class StorageOpened(Event, frozen=True, gc=False):
+    """Completes ``OpenStorage``; ``error`` is empty on success."""
+
+    error: str = ""
+
+
+class StorageClosed(Event, frozen=True, gc=False):
+    """Completes ``CloseStorage``; ``error`` is empty on success."""
+
+    error: str = ""
+
+
+class Flush(Event, frozen=True, gc=False):
+    """Empty L1 and L2, if idle. L3 keeps what it has."""
+
+
+# ---- commands -----------------------------------------------------------------------------------
+
+
+class Load(Command, frozen=True, gc=False):
+    """L2 -> L1 copies that run layer by layer beside the batch they belong to."""
+
+    rid: int
+    l2_slots: list[int]
+    l1_slots: list[int]
+
+
+class PrefillItem(Command, frozen=True, gc=False):
+    """``tokens`` prompt tokens of ``rid`` from ``start``; ``l1_slots`` extend its page table."""
+
+    rid: int
+    start: int
+    tokens: int
+    l1_slots: list[int]
+    is_last: bool
+
+
+class RunBatch(Command, frozen=True, gc=False):
+    """One forward pass: a prefill of ``items``, or up to ``steps_max`` decode steps of all running.
+
+    A decode names its requests by the order in which prefills finished; ``growth`` extends page
+    tables; ``context_tokens`` is the sum of the running requests' contexts at its first step.
+    """
+
+    steps_max: int
+    items: list[PrefillItem] = []
+    loads: list[Load] = []
+    running: int = 0
+    context_tokens: int = 0
+    growth: list[tuple[int, int]] = []
+
+    @property
+    def is_decode(self) -> bool:
+        """True for decode steps."""
+        return not self.items
+
+
+class CutBatch(Command, frozen=True, gc=False):
+    """End the decode in flight at its next step boundary; ``BatchDone`` says how many steps ran."""
+
+
+class BackUp(Command, frozen=True, gc=False):
+    """Copy L1 slots to L2 slots, in this order."""
+
+    op: int
+    l1_slots: list[int]
+    l2_slots: list[int]
+
+
+class Probe(Command, frozen=True, gc=False):
+    """Ask L3 how many leading keys it has."""
+
+    op: int
+    rid: int
+    keys: list[PageKey]
+
+
+class Fetch(Command, frozen=True, gc=False):
+    """Read pages from L3 into L2 slots, in this order."""
+
+    op: int
+    keys: list[PageKey]
+    l2_slots: list[int]
+
+
+class CancelFetch(Command, frozen=True, gc=False):
+    """Stop a fetch at the end of the storage batch it is in; ``Fetched`` still comes."""
+
+    op: int
+
+
+class Store(Command, frozen=True, gc=False):
+    """Write L2 slots to L3 under these keys, in this order, where they don't exist yet."""
+
+    op: int
+    keys: list[PageKey]
+    l2_slots: list[int]
+
+
+class OpenStorage(Command, frozen=True, gc=False):
+    """Build and connect the L3 backend."""
+
+    backend: str
+
+
+class CloseStorage(Command, frozen=True, gc=False):
+    """Stop using L3 and let its backend go."""
+
+
+class Reply(Command, frozen=True, gc=False):
+    """To the client of ``rid``: its first token, or its end with a reason."""
+
+    rid: int
+    first: bool
+    finish: str = ""  # "length", "abort", "error: ..." or empty
+
+
+class Answer(Command, frozen=True, gc=False):
+    """To whoever asked for an attach, a detach or a flush: whether it was done."""
+
+    request: str
+    ok: bool
+    message: str
+
+
+# ---- facts --------------------------------------------------------------------------------------
+
+
+class Matched(Fact, frozen=True, gc=False):
+    """What the tree held for ``rid`` at submit: full pages in L1, then in L2, out of ``pages``."""
+
+    rid: int
+    pages: int
+    l1: int
+    l2: int
+
+
+class Admitted(Fact, frozen=True, gc=False):
+    """First admission of ``rid``: where its prompt's tokens come from."""
+
+    rid: int
+    prompt_tokens: int
+    device_tokens: int
+    host_tokens: int
+    storage_tokens: int
+    output_tokens: int
+
+
+class Readmitted(Fact, frozen=True, gc=False):
+    """``rid`` was retracted and runs again; of ``tokens``, ``cached_tokens`` were still there."""
+
+    rid: int
+    tokens: int
+    cached_tokens: int
+
+
+class Inserted(Fact, frozen=True, gc=False):
+    """Computed pages of ``rid`` that entered the tree, without those it found there."""
+
+    rid: int
+    pages: int
+
+
+class Demoted(Fact, frozen=True, gc=False):
+    """Pages that gave up their L1 copy and stay in L2."""
+
+    pages: int
+
+
+class Evicted(Fact, frozen=True, gc=False):
+    """Pages that left a tier and are in no other local one, and why: capacity, host_pressure, flush."""
+
+    tier: str
+    pages: int
+    reason: str
+
+
+class Dropped(Fact, frozen=True, gc=False):
+    """L2 copies given up whose page stays in L1."""
+
+    pages: int
+
+
+class LoadedBack(Fact, frozen=True, gc=False):
+    """Pages copied L2 -> L1 for ``rid``."""
+
+    rid: int
+    pages: int
+
+
+class Wrote(Fact, frozen=True, gc=False):
+    """A write to the next tier has ended: ``done`` of ``pages``. Tier is host or storage."""
+
+    tier: str
+    pages: int
+    done: int
+
+
+class Prefetch(Fact, frozen=True, gc=False):
+    """A step in the life of an L3 read for ``rid``.
+
+    ``step``: probed, joined, started, landed, completed, timed_out, stopped, failed, revoked;
+    ``reason`` is given with revoked.
+    """
+
+    rid: int
+    step: str
+    pages: int
+    reason: str = ""
+
+
+class Skipped(Fact, frozen=True, gc=False):
+    """Something that could have been done for ``rid`` (0: for no one) and was not, with the reason."""
+
+    rid: int
+    action: str
+    pages: int
+    reason: str
+
+
+class Retracted(Fact, frozen=True, gc=False):
+    """``rid`` gave up its place in the decode batch for lack of L1 and waits again."""
+
+    rid: int
+
+
+class Finished(Fact, frozen=True, gc=False):
+    """``rid`` is over after ``tokens`` output tokens."""
+
+    rid: int
+    tokens: int
+    reason: str
+
+
+class StorageChanged(Fact, frozen=True, gc=False):
+    """The attach/detach state machine moved; ``generation`` counts attaches."""
+
+    state: str
+    generation: int
+
+
+class Step(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What one ``Engine.handle`` ordered and decided."""
+
+    NOTHING: ClassVar[Step]
+
+    commands: list[Command]
+    facts: list[Fact]
+
+
+Step.NOTHING = Step([], [])
+
+Completion: TypeAlias = BackedUp | Probed | Fetched | Stored

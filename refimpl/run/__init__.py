@@ -1,0 +1,1 @@
+"""Brain, hands and clock put together."""

@@ -1,0 +1,1 @@
+"""Scenario strings and traces, as requests."""
