@@ -95,9 +95,7 @@ class CacheConfig:
             self.l1_pages is None or self.l1_pages >= 1,
             "--max-total-tokens is below one page; raise it or lower --page-size",
         )
-        require(
-            self.l2_pages is None or self.l2_pages >= 0, "the host tier must not be negative"
-        )
+        require(self.l2_pages is None or self.l2_pages >= 0, "the host tier must not be negative")
         require_choice("--hicache-write-policy", self.write_policy, WRITE_POLICIES)
         require(self.selective_hits >= 1, "write_through_selective needs at least 1 hit")
         require(self.load_back_threshold_tokens >= 0, "load_back_threshold must not be negative")
@@ -159,7 +157,9 @@ def resolve_transfer(
     mooncake = storage_backend == "mooncake"
     if layout == "page_first_direct" and io_backend == "kernel":
         io_backend = "direct"
-        notices.append("page_first_direct needs io backend direct: --hicache-io-backend is now direct")
+        notices.append(
+            "page_first_direct needs io backend direct: --hicache-io-backend is now direct"
+        )
     if layout == "page_first" and io_backend == "direct":
         layout = "page_first_direct" if mooncake else "layer_first"
         notices.append(f"page_first needs io backend kernel: --hicache-mem-layout is now {layout}")
