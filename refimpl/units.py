@@ -43,7 +43,7 @@ def scaled_decimal(text: str, scale: int) -> int:
     if not (digits.isascii() and digits.isdigit()) or abs(exponent) > 30 or len(digits) > 60:
         raise ValueError(f"{text!r} is not a decimal number")
     shift = exponent - len(fraction)
-    value = int(digits) * scale
+    value: int = int(digits) * scale  # annotated: mypy takes 10**n for Any
     value = value * 10**shift if shift >= 0 else value // 10**-shift
     return sign * value
 
