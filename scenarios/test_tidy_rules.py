@@ -174,6 +174,7 @@ def test_properties_dunders_and_private_names_need_no_docstring() -> None:
 
 def test_a_test_name_that_states_no_fact_is_found() -> None:
     assert len(tidy.vague_test_names(Source(TEST, "def test_the_split(): ..."))) == 1
+    assert tidy.vague_test_names(Source(TEST, "def test_nothing_costs_nothing(): ...")) == []
 
 
 def test_a_test_that_hides_another_of_its_name_is_found() -> None:

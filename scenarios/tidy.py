@@ -20,7 +20,7 @@ CODE: Final = ("refimpl", "cuda_numba", "perf")
 FILE_LINES_MAX: Final = 400
 FUNCTION_LINES_MAX: Final = 60  # one screen
 NESTING_MAX: Final = 3
-TEST_NAME_WORDS_MIN: Final = 4  # fewer can't state a fact
+TEST_NAME_WORDS_MIN: Final = 4  # with the word test; fewer can't state a fact
 BANNED_NAMES: Final = frozenset({"utils", "util", "common", "helpers", "helper", "manager", "misc"})
 HIDDEN_BUT_OURS: Final = frozenset({".ci", ".github"})
 BUILT: Final = frozenset({"__pycache__", "build", "dist", "venv", "env", "node_modules"})
@@ -182,7 +182,7 @@ def vague_test_names(source: Source) -> list[str]:
     return [
         source.problem(function, f"{function.name}: the name of a test is a fact, in words")
         for function in _tests(source)
-        if len([word for word in function.name.split("_")[1:] if word]) < TEST_NAME_WORDS_MIN
+        if len(list(filter(None, function.name.split("_")))) < TEST_NAME_WORDS_MIN
     ]
 
 
