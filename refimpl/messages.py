@@ -150,34 +150,48 @@ class Load(Command, frozen=True, gc=False):
     l1_slots: list[int]
 
 
+class PageTable(Command, frozen=True, gc=False):
+    """From page ``first`` on, the L1 slots of ``rid`` are these; what stood there is void."""
+
+    rid: int
+    first: int
+    slots: list[int]
+
+
 class PrefillItem(Command, frozen=True, gc=False):
-    """``tokens`` prompt tokens of ``rid`` from ``start``; ``l1_slots`` extend its page table."""
+    """Compute ``tokens`` tokens of ``rid`` from position ``start``; ``is_last``: a token comes of it."""
 
     rid: int
     start: int
     tokens: int
-    l1_slots: list[int]
     is_last: bool
 
 
 class RunBatch(Command, frozen=True, gc=False):
     """One forward pass: a prefill of ``items``, or up to ``steps_max`` decode steps of all running.
 
-    A decode names its requests by the order in which prefills finished; ``growth`` extends page
-    tables; ``context_tokens`` is the sum of the running requests' contexts at its first step.
+    ``tables`` are applied first. Loads run layer by layer beside the pass. A request decodes from
+    the prefill item that is its last until its final ``Reply`` or its ``Withdraw``;
+    ``context_tokens`` is the sum of the ``running`` requests' contexts at the first step.
     """
 
     steps_max: int
     items: list[PrefillItem] = []
+    tables: list[PageTable] = []
     loads: list[Load] = []
     running: int = 0
     context_tokens: int = 0
-    growth: list[tuple[int, int]] = []
 
     @property
     def is_decode(self) -> bool:
         """True for decode steps."""
         return not self.items
+
+
+class Withdraw(Command, frozen=True, gc=False):
+    """``rid`` gave up its slots: it decodes no longer and its page table is void."""
+
+    rid: int
 
 
 class CutBatch(Command, frozen=True, gc=False):
@@ -375,4 +389,19 @@ class Step(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 Step.NOTHING = Step([], [])
 
-Completion: TypeAlias = BackedUp | Probed | Fetched | Stored
+AnyEvent: TypeAlias = (
+    Submit
+    | Abort
+    | Tick
+    | BatchDone
+    | BackedUp
+    | Probed
+    | Landed
+    | Fetched
+    | Stored
+    | AttachStorage
+    | DetachStorage
+    | StorageOpened
+    | StorageClosed
+    | Flush
+)

@@ -1,0 +1,191 @@
+"""Letting a request in: what it hits, what is loaded back, whether it fits, its next chunk.
+
+Must not know: decoding, how batches end, L3 reads in flight. Called by: scheduler.
+"""
+
+from __future__ import annotations
+
+from refimpl.config import EngineConfig
+from refimpl.core.cache import HiCache
+from refimpl.core.outbox import Outbox
+from refimpl.core.page import Page
+from refimpl.core.policy import is_worth_loading, usable_pages
+from refimpl.core.request import RUNNING, Request
+from refimpl.core.tree import Match
+from refimpl.keys import PageKey
+from refimpl.messages import (
+    Admitted,
+    Load,
+    LoadedBack,
+    PageTable,
+    PrefillItem,
+    Readmitted,
+    RunBatch,
+    Skipped,
+)
+from refimpl.units import ceil_div
+
+
+class Batch:
+    """A prefill being put together and then in flight."""
+
+    __slots__ = ("computing", "items", "loads", "tables", "tokens")
+
+    def __init__(self) -> None:
+        self.items: list[tuple[Request, PrefillItem]] = []
+        self.tables: list[PageTable] = []
+        self.loads: list[Load] = []
+        self.tokens = 0
+        self.computing: set[PageKey] = set()  # first key each item computes; asked, not iterated
+
+    def command(self) -> RunBatch:
+        """The order to run it."""
+        return RunBatch(1, [item for _, item in self.items], self.tables, self.loads)
+
+
+class Admission:
+    """The gate between the queue and a batch."""
+
+    __slots__ = ("_admissions", "_cache", "_config", "_out", "_page_size")
+
+    def __init__(self, config: EngineConfig, cache: HiCache, out: Outbox) -> None:
+        self._config = config
+        self._cache = cache
+        self._out = out
+        self._page_size = config.cache.page_size
+        self._admissions = 0
+
+    def try_admit(self, batch: Batch, request: Request, growth_tokens: int) -> str:
+        """Put the first chunk of ``request`` into ``batch``, or say why not.
+
+        ``growth_tokens``: what the running requests may still grow by, kept free for them. Returns
+        "" when it is in, else "budget", "same_batch" (the page it lacks first is being computed in
+        this very batch, so it hits it in the next) or "room".
+        """
+        match = self._find(request)
+        if match.pages < len(request.keys) and request.keys[match.pages] in batch.computing:
+            return "same_batch"
+        usable = min(match.pages, usable_pages(request.tokens, self._page_size))
+        device = min(match.l1, usable)
+        load = usable - device
+        if not is_worth_loading(load, self._cache.config):
+            load = 0
+        tokens = self._chunk_tokens(batch, request, (device + load) * self._page_size)
+        if not tokens:
+            return "budget"
+        anchor = self._cache.page_at(match, device + load - 1) if device + load else None
+        if not self._reserve(request, device, load, tokens, anchor, growth_tokens):
+            return "room"
+        if load < usable - device:
+            self._skip(request, "load_back", usable - device, "below_threshold")
+        self._enter(batch, request, match, device, load)
+        self._add_item(batch, request, tokens)
+        return ""
+
+    def _find(self, request: Request) -> Match:
+        full = min(request.tokens // self._page_size, len(request.keys))
+        return self._cache.tree.find(request.keys, full if self._config.reuse else 0)
+
+    def _reserve(
+        self,
+        request: Request,
+        device: int,
+        load: int,
+        tokens: int,
+        anchor: Page | None,
+        growth_tokens: int,
+    ) -> bool:
+        """Pin the prefix and make room for the first chunk, if the whole prompt will fit."""
+        cache, page_size = self._cache, self._page_size
+        if anchor is not None:
+            cache.tree.pin(anchor)
+        whole = request.tokens
+        if growth_tokens:
+            reserve = min(request.remaining, self._config.decode_reserve_tokens)
+            whole += reserve + growth_tokens
+        end = (device + load) * page_size + tokens
+        if cache.device.available >= ceil_div(whole, page_size) - device and cache.make_room(
+            ceil_div(end, page_size) - device
+        ):
+            return True
+        if anchor is not None:
+            cache.tree.unpin(anchor)
+        return False
+
+    def _enter(self, batch: Batch, request: Request, match: Match, device: int, load: int) -> None:
+        """The request runs from here on: stamp, load, count."""
+        cache = self._cache
+        self._admissions += 1
+        cache.tree.touch(match, is_hit=not request.is_counted, priority=request.priority)
+        request.state = RUNNING
+        request.admitted_at = self._admissions
+        request.epoch += 1
+        request.inserted = device + load
+        request.computed = (device + load) * self._page_size
+        request.anchor = cache.page_at(match, device + load - 1) if device + load else None
+        if load:
+            request.loading = cache.begin_load(match, load)
+            l2_slots = [page.l2_slot for page in request.loading]
+            l1_slots = [page.l1_slot for page in request.loading]
+            batch.loads.append(Load(request.rid, l2_slots, l1_slots))
+            self._out.facts.append(LoadedBack(request.rid, load))
+        if request.inserted:
+            slots = [page.l1_slot for page in match.slice(0, request.inserted)]
+            batch.tables.append(PageTable(request.rid, 0, slots))
+        self._count(request, device, load)
+        if match.path:
+            cache.writer.write_through(match.node)
+
+    def _count(self, request: Request, device: int, load: int) -> None:
+        if request.is_counted:
+            self._out.facts.append(Readmitted(request.rid, request.tokens, request.computed))
+            return
+        request.is_counted = True
+        page_size = self._page_size
+        end = device + load
+        storage = sum(
+            max(min(last, end) - max(first, device), 0) for first, last in request.fetched
+        )
+        self._out.facts.append(
+            Admitted(
+                request.rid,
+                request.prompt.length,
+                device * page_size,
+                (load - storage) * page_size,
+                storage * page_size,
+                request.output_tokens,
+            )
+        )
+
+    def add_chunk(self, batch: Batch, request: Request) -> bool:
+        """Put the next chunk of an admitted request into an empty batch. False: no room now."""
+        tokens = self._chunk_tokens(batch, request, request.computed)
+        owned = request.inserted + len(request.slots)
+        short = ceil_div(request.computed + tokens, self._page_size) - owned
+        if not self._cache.make_room(short):
+            return False
+        self._add_item(batch, request, tokens)
+        return True
+
+    def _chunk_tokens(self, batch: Batch, request: Request, start: int) -> int:
+        """Tokens of the next chunk: to the end, or whole pages of what the budget leaves."""
+        left = request.tokens - start
+        budget = self._config.chunked_prefill_tokens - batch.tokens
+        return left if left <= budget else budget // self._page_size * self._page_size
+
+    def _add_item(self, batch: Batch, request: Request, tokens: int) -> None:
+        start, end = request.computed, request.computed + tokens
+        owned = request.inserted + len(request.slots)
+        fresh = self._cache.device.pool.take(ceil_div(end, self._page_size) - owned)
+        if fresh:
+            request.slots.extend(fresh)
+            batch.tables.append(PageTable(request.rid, owned, fresh))
+        first = start // self._page_size
+        if first < len(request.keys):
+            batch.computing.add(request.keys[first])
+        item = PrefillItem(request.rid, start, tokens, end == request.tokens)
+        batch.items.append((request, item))
+        batch.tokens += tokens
+
+    def _skip(self, request: Request, action: str, pages: int, reason: str) -> None:
+        self._out.facts.append(Skipped(request.rid, action, pages, reason))

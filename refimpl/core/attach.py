@@ -1,0 +1,167 @@
+"""Turning L3 on and off at run time.
+
+    DETACHED  -> OPENING    attach asked for while idle: ``OpenStorage``
+    OPENING   -> ATTACHED   opened; a new generation begins
+    OPENING   -> DETACHED   could not be opened; nothing has changed
+    ATTACHED  -> CLOSING    detach asked for while idle: ``CloseStorage``
+    CLOSING   -> DETACHED   closed; what is stored stays stored
+    CLOSING   -> ATTACHED   could not be closed; nothing has changed
+
+Not idle: refused, unless ``drain`` says to wait until it is, with new requests held back in the
+meantime ("queue") or refused ("refuse"). Must not know: how a backend is built. Called by: engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from refimpl.config import PREFETCH_POLICIES, WRITE_POLICIES, CacheConfig
+from refimpl.core.cache import HiCache
+from refimpl.core.outbox import Outbox
+from refimpl.core.prefetch import Prefetcher
+from refimpl.messages import (
+    Answer,
+    AttachStorage,
+    CloseStorage,
+    DetachStorage,
+    OpenStorage,
+    StorageChanged,
+)
+
+DETACHED: Final = "detached"
+OPENING: Final = "opening"
+ATTACHED: Final = "attached"
+CLOSING: Final = "closing"
+DRAINS: Final = ("none", "queue", "refuse")
+
+Change: TypeAlias = AttachStorage | DetachStorage
+
+
+class Attachment:
+    """The state of L3 and the change that is asked for, if one is."""
+
+    __slots__ = ("_cache", "_generations", "_out", "_prefetcher", "backend", "change", "state")
+
+    def __init__(
+        self, cache: HiCache, prefetcher: Prefetcher, out: Outbox, *, attached: bool
+    ) -> None:
+        self._cache = cache
+        self._prefetcher = prefetcher
+        self._out = out
+        self._generations = 0
+        self.backend = ""
+        self.state = DETACHED
+        self.change: Change | None = None  # waits for idleness, or is being carried out
+        if attached:
+            self._enter_attached()
+
+    @property
+    def holds_back(self) -> bool:
+        """New requests must not start now: a change drains the engine or is being carried out."""
+        return self.change is not None
+
+    @property
+    def refuses(self) -> bool:
+        """New requests are refused while the change waits."""
+        return self.change is not None and self.change.drain == "refuse"
+
+    def ask(self, change: Change, *, busy: str) -> None:
+        """A change is asked for; ``busy`` says what is going on, empty when idle."""
+        error = self._objection(change)
+        if error:
+            self._answer(change, error)
+        elif isinstance(change, DetachStorage) and self.state == DETACHED:
+            self._answer(change, "", "nothing was attached")
+        elif isinstance(change, AttachStorage) and self.state == ATTACHED:
+            if change.backend != self.backend:
+                self._answer(
+                    change, f"storage backend {self.backend!r} is attached. Detach it first."
+                )
+            else:
+                self._apply_policies(change)
+                self._answer(change, "", "already enabled with same backend; policies updated.")
+        elif busy and change.drain == "none":
+            self._answer(change, f"scheduler is not idle. {busy}")
+        else:
+            self.change = change
+            if not busy:
+                self.start()
+
+    def _objection(self, change: Change) -> str:
+        if not self._cache.config.has_l2:
+            return "Hierarchical cache is not enabled."
+        if self.change is not None:
+            return "another attach or detach is under way"
+        if change.drain not in DRAINS:
+            return f"unknown drain mode {change.drain!r}; choose one of {', '.join(DRAINS)}"
+        if isinstance(change, AttachStorage):
+            for name, value, choices in (
+                ("hicache_storage_prefetch_policy", change.prefetch_policy, PREFETCH_POLICIES),
+                ("hicache_write_policy", change.write_policy, WRITE_POLICIES),
+            ):
+                if value is not None and value not in choices:
+                    return f"Invalid {name}: {value!r}. Expected one of {', '.join(choices)}."
+        return ""
+
+    def start(self) -> None:
+        """The engine is idle and a change waits: carry it out."""
+        change = self.change
+        if isinstance(change, AttachStorage) and self.state == DETACHED:
+            self.state = OPENING
+            self._out.commands.append(OpenStorage(change.backend))
+        elif isinstance(change, DetachStorage) and self.state == ATTACHED:
+            self.state = CLOSING
+            self._out.commands.append(CloseStorage())
+
+    def opened(self, error: str) -> None:
+        """``OpenStorage`` has ended."""
+        change = self.change
+        assert self.state == OPENING and isinstance(change, AttachStorage)
+        self.change = None
+        if error:
+            self.state = DETACHED
+        else:
+            self.backend = change.backend
+            self._apply_policies(change)
+            self._enter_attached()
+        self._answer(change, error, "attached")
+
+    def closed(self, error: str) -> None:
+        """``CloseStorage`` has ended."""
+        change = self.change
+        assert self.state == CLOSING and change is not None
+        self.change = None
+        if error:
+            self.state = ATTACHED
+        else:
+            self.state = DETACHED
+            self._cache.host.generation = 0
+            self._note()
+        self._answer(change, error, "detached")
+
+    def _enter_attached(self) -> None:
+        self._generations += 1
+        self.state = ATTACHED
+        self._cache.host.generation = self._generations
+        self._note()
+
+    def _apply_policies(self, change: AttachStorage) -> None:
+        cache = self._cache
+        config: CacheConfig = cache.config
+        if change.prefetch_policy is not None:
+            config = replace(
+                config, prefetch=replace(config.prefetch, policy=change.prefetch_policy)
+            )
+        if change.write_policy is not None:
+            config = replace(config, write_policy=change.write_policy)
+        cache.set_policies(config)
+        self._prefetcher.set_config(config.prefetch)
+
+    def _note(self) -> None:
+        self._out.facts.append(StorageChanged(self.state, self._cache.host.generation))
+
+    def _answer(self, change: Change, error: str, done: str = "") -> None:
+        name = "attach" if isinstance(change, AttachStorage) else "detach"
+        message = f"Reject {name}: {error}" if error else done
+        self._out.commands.append(Answer(name, not error, message))

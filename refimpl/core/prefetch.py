@@ -1,0 +1,276 @@
+"""L3 -> L2 reads: who asks, who waits, when they stop waiting, what becomes of what landed.
+
+An op has waiters; each leaves by the policy and its own deadline, and the last one out cancels
+the read. A request whose next missing page is being read already joins that op and opens a
+second one for what the first does not cover.
+
+    PROBING -> READING     L3 has enough of it and L2 has room
+    PROBING -> over        revoked: below the threshold, no room, nobody waits any more
+    READING -> over        ``Fetched``; what landed is in the tree
+
+Must not know: batches, L1. Called by: scheduler, engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from refimpl.config import PrefetchConfig
+from refimpl.core.cache import HiCache
+from refimpl.core.ops import FETCH, Op
+from refimpl.core.outbox import Outbox
+from refimpl.core.page import Page
+from refimpl.core.policy import prefetch_pages_min, prefetch_timeout_ns
+from refimpl.core.request import Request
+from refimpl.keys import PageKey
+from refimpl.messages import CancelFetch, Fetch, Prefetch, Probe, Skipped
+from refimpl.units import NS_PER_S
+
+# How long a page that L3 said it had and did not deliver is taken for missing. Assumed: longer
+# than a burst of requests for one prefix, short against the life of an object.
+SUSPECT_NS: Final = 30 * NS_PER_S
+_SUSPECTS_MAX: Final = 4096
+
+
+class FetchOp(Op):
+    """An L3 read of ``keys[first:]``; its pages are known by slots alone until they land."""
+
+    __slots__ = ("cancelled", "entered", "first", "keys", "landed", "slots", "waiters")
+
+    def __init__(
+        self, op_id: int, rid: int, keys: list[PageKey], first: int, anchor: Page | None
+    ) -> None:
+        super().__init__(op_id, FETCH, rid, [], anchor)
+        self.keys = keys  # from the root to the last page it asks for
+        self.first = first
+        self.slots: list[int] = []  # of the pages being read; empty while probing
+        self.landed = 0  # leading pages that have arrived
+        self.entered = 0  # of them, pages that are in the tree
+        self.waiters: dict[int, int] = {}  # rid -> when it began to wait
+        self.cancelled = False
+
+
+class Prefetcher:
+    """The L3 reads of one instance."""
+
+    __slots__ = ("_cache", "_config", "_fetches", "_out", "_suspects", "_waiting")
+
+    def __init__(self, cache: HiCache, config: PrefetchConfig, out: Outbox) -> None:
+        self._cache = cache
+        self._config = config
+        self._out = out
+        self._fetches: dict[PageKey, FetchOp] = {}  # by the first key an open op asks for
+        self._waiting: dict[int, Request] = {}
+        self._suspects: dict[PageKey, int] = {}  # key -> until when it is taken for missing
+
+    def set_config(self, config: PrefetchConfig) -> None:
+        """Follow another policy from now on."""
+        self._config = config
+
+    # ---- asking ---------------------------------------------------------------------------------
+
+    def begin(self, request: Request, have: int, last: int, now: int) -> None:
+        """Ask L3 for the pages ``have .. last`` of ``request``, if they are worth it."""
+        last = self._before_suspect(request.keys, have, last, now)
+        config = self._cache.config
+        least = prefetch_pages_min(config)
+        while have < last:
+            op = self._fetches.get(request.keys[have])
+            if op is None or op.cancelled:
+                break
+            shared = _common_end(op.keys, request.keys, last)
+            self._join(op, request, now)
+            self._note(request.rid, "joined", shared - have)
+            have = shared
+        if last - have >= least:
+            self._open(request, have, last, now)
+        elif last > have:
+            self._out.facts.append(Skipped(request.rid, "prefetch", last - have, "below_threshold"))
+
+    def _open(self, request: Request, first: int, last: int, now: int) -> None:
+        match = self._cache.tree.find(request.keys, first)
+        anchor = self._cache.page_at(match, first - 1) if match.pages == first and first else None
+        op_id = self._cache.ops.next_id()
+        op = FetchOp(op_id, request.rid, request.keys[:last], first, anchor)
+        self._cache.ops.open(op)
+        self._fetches[op.keys[first]] = op
+        self._join(op, request, now)
+        self._out.commands.append(Probe(op.id, request.rid, request.keys[first:last]))
+
+    def _join(self, op: FetchOp, request: Request, now: int) -> None:
+        op.waiters[request.rid] = now
+        request.fetches.append(op.id)
+        self._waiting[request.rid] = request
+
+    def _before_suspect(self, keys: Sequence[PageKey], first: int, last: int, now: int) -> int:
+        if not self._suspects:
+            return last
+        for at in range(first, last):
+            until = self._suspects.get(keys[at])
+            if until is not None:
+                if now < until:
+                    return at
+                del self._suspects[keys[at]]
+        return last
+
+    # ---- answers --------------------------------------------------------------------------------
+
+    def probed(self, op_id: int, hits: int) -> None:
+        """L3 has the leading ``hits`` pages of what the op asks for."""
+        op = self._get(op_id)
+        assert not op.slots and 0 <= hits <= len(op.keys) - op.first
+        self._note(op.rid, "probed", hits)
+        reason = ""
+        if not op.waiters:
+            reason = "nobody_waits"
+        elif hits < prefetch_pages_min(self._cache.config):
+            reason = "below_threshold" if hits else "not_in_storage"
+        else:
+            hits = self._room_for(op, hits)
+            if not hits:
+                reason = "host_capacity"
+        if reason:
+            self._note(op.rid, "revoked", hits, reason)
+            self._close(op)
+            return
+        op.slots = self._cache.host.pool.take(hits)
+        del op.keys[op.first + hits :]
+        self._note(op.rid, "started", hits)
+        self._out.commands.append(Fetch(op.id, list(op.keys[op.first :]), list(op.slots)))
+
+    def _room_for(self, op: FetchOp, hits: int) -> int:
+        """How many of ``hits`` pages L2 can stage now; 0 when that is below the threshold."""
+        pool = self._cache.host.pool
+        wanted = hits
+        if pool.capacity is not None:
+            limit = max(pool.capacity * self._config.capacity_percent // 100, 1)
+            held = sum(len(other.slots) for other in self._open_ops())
+            wanted = min(hits, max(limit - held, 0))
+        room = self._cache.host.make_room(wanted)
+        if room < hits:
+            self._out.facts.append(Skipped(op.rid, "prefetch", hits - room, "host_capacity"))
+        return room if room >= prefetch_pages_min(self._cache.config) else 0
+
+    def landed(self, op_id: int, pages: int) -> None:
+        """The leading ``pages`` pages of the op have arrived in L2."""
+        op = self._get(op_id)
+        assert op.landed <= pages <= len(op.slots)
+        op.landed = pages
+
+    def fetched(self, op_id: int, pages: int, now: int) -> None:
+        """The read is over; ``pages`` arrived in all. They enter the tree, whoever waits."""
+        op = self._get(op_id)
+        self.landed(op_id, pages)
+        self._enter(op)
+        asked = len(op.slots)
+        if pages < asked:
+            self._cache.host.pool.give_back(op.slots[pages:])
+            if not op.cancelled:
+                self._suspect(op.keys[op.first + pages], now)
+        arrived = "completed" if pages == asked else "failed"
+        step = "stopped" if op.cancelled else arrived
+        self._note(op.rid, step, pages)
+        self._close(op)
+
+    def stored(self, keys: Sequence[PageKey]) -> None:
+        """These keys were written: whatever was thought to be missing is there again."""
+        if self._suspects:
+            for key in keys:
+                self._suspects.pop(key, None)
+
+    def _suspect(self, key: PageKey, now: int) -> None:
+        if len(self._suspects) >= _SUSPECTS_MAX:
+            del self._suspects[next(iter(self._suspects))]  # the oldest
+        self._suspects[key] = now + SUSPECT_NS
+
+    def _enter(self, op: FetchOp) -> None:
+        """What has landed and is not in the tree yet goes there, and counts for all who wait."""
+        if op.landed == op.entered:
+            return
+        first = op.first + op.entered
+        new, node = self._cache.insert_fetched(op.keys, first, op.slots[op.entered : op.landed])
+        self._note(op.rid, "landed", new, "" if node is not None else "parent_missing")
+        if node is not None:
+            for rid in op.waiters:
+                self._waiting[rid].fetched.append((first, op.first + op.landed))
+        op.entered = op.landed
+
+    # ---- waiting --------------------------------------------------------------------------------
+
+    def must_wait(self, request: Request, now: int) -> bool:
+        """The device could take ``request``: does it go on waiting for L3? If not, it has left its ops."""
+        if not request.fetches:
+            return False
+        for op_id in request.fetches:
+            if self._keeps_waiting(self._get(op_id), request.rid, now):
+                return True
+        self.leave(request, timed_out=self._config.policy == "timeout")
+        return False
+
+    def _keeps_waiting(self, op: FetchOp, rid: int, now: int) -> bool:
+        match self._config.policy:
+            case "best_effort":
+                return False
+            case "wait_complete":
+                return True
+            case _:
+                return now < self._deadline(op, rid)
+
+    def _deadline(self, op: FetchOp, rid: int) -> int:
+        tokens = len(op.slots) * self._cache.config.page_size
+        return op.waiters[rid] + prefetch_timeout_ns(self._config, tokens)
+
+    def deadline(self, now: int) -> int | None:
+        """The next time after ``now`` at which a request may stop waiting, or None."""
+        if self._config.policy != "timeout" or not self._waiting:
+            return None
+        deadlines = (self._deadline(op, rid) for op in self._open_ops() for rid in op.waiters)
+        return min((at for at in deadlines if at > now), default=None)
+
+    def leave(self, request: Request, *, timed_out: bool = False) -> None:
+        """``request`` waits no longer. What has landed enters the tree; the last one out cancels."""
+        for op_id in request.fetches:
+            op = self._get(op_id)
+            self._enter(op)
+            del op.waiters[request.rid]
+            if timed_out:
+                self._note(request.rid, "timed_out", op.landed)
+            if not op.waiters and not op.cancelled:
+                op.cancelled = True
+                if op.slots:
+                    self._out.commands.append(CancelFetch(op.id))
+        request.fetches.clear()
+        self._waiting.pop(request.rid, None)
+
+    # ---- the table ------------------------------------------------------------------------------
+
+    def _get(self, op_id: int) -> FetchOp:
+        op = self._cache.ops.get(op_id)
+        assert isinstance(op, FetchOp)
+        return op
+
+    def _open_ops(self) -> Iterator[FetchOp]:
+        return (op for op in self._cache.ops.of_kind(FETCH) if isinstance(op, FetchOp))
+
+    def _close(self, op: FetchOp) -> None:
+        for rid in op.waiters:
+            request = self._waiting[rid]
+            request.fetches.remove(op.id)
+            if not request.fetches:
+                del self._waiting[rid]
+        first_key = op.keys[op.first]
+        if self._fetches.get(first_key) is op:
+            del self._fetches[first_key]
+        self._cache.ops.finish(op)
+
+    def _note(self, rid: int, step: str, pages: int, reason: str = "") -> None:
+        self._out.facts.append(Prefetch(rid, step, pages, reason))
+
+
+def _common_end(left: Sequence[PageKey], right: Sequence[PageKey], last: int) -> int:
+    """Depth behind the last page that both sequences name alike; they share at least one."""
+    end = min(len(left), last)
+    while left[end - 1] != right[end - 1]:
+        end -= 1
+    return end
