@@ -20,7 +20,7 @@ PER_MILLION: Final = 1_000_000
 
 _MASK64: Final = (1 << 64) - 1
 _FRACTION_BITS: Final = 32
-_DECIMAL: Final = re.compile(r"([+-]?)([0-9]*)\.?([0-9]*)(?:[eE]([+-]?[0-9]{1,3}))?")
+_DECIMAL: Final = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,3}))?")
 _DIGITS_MAX: Final = 60  # keeps a hostile number from costing time
 _LN2_Q32: Final = 2_977_044_472  # floor(ln(2) * 2**32)
 
