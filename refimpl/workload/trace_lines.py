@@ -77,7 +77,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def time_ns(text: str, unit_ns: int) -> int:
-    """A decimal time counted in ``unit_ns``, as ns. Raises LineError for a negative or no number."""
+    """A decimal time counted in ``unit_ns``, as ns. Raises LineError unless it is 0 or more."""
     try:
         value = scaled_decimal(text, unit_ns)
     except ValueError:
