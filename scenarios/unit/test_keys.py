@@ -132,7 +132,9 @@ def test_a_chain_can_be_continued_from_any_page(tokens: list[int], page: int, cu
 def test_two_sequences_share_a_key_exactly_where_they_share_all_before(
     left: list[int], right: list[int], page: int
 ) -> None:
-    for index, (a, b) in enumerate(zip(page_keys(left, page), page_keys(right, page), strict=False)):
+    for index, (a, b) in enumerate(
+        zip(page_keys(left, page), page_keys(right, page), strict=False)
+    ):
         end = (index + 1) * page
         assert (a == b) == (left[:end] == right[:end])
 

@@ -200,7 +200,11 @@ def test_a_turn_waits_for_the_turn_before_and_the_think_time() -> None:
     assert [request.after for request in requests[:3]] == [(), (), ()]
     assert [request.after for request in requests[3:6]] == [(1,), (2,), (3,)]
     assert [request.think_ns for request in requests[2:4]] == [0, 250 * NS_PER_MS]
-    assert [(request.session, request.turn) for request in requests[4:7]] == [(1, 1), (2, 1), (0, 2)]
+    assert [(request.session, request.turn) for request in requests[4:7]] == [
+        (1, 1),
+        (2, 1),
+        (0, 2),
+    ]
 
 
 def test_a_round_barrier_makes_a_turn_wait_for_the_whole_round_before() -> None:
