@@ -118,6 +118,7 @@ class Router:
         draw everything to where it was seen first.
         """
         del session
+        least = min(self.in_flight[worker] for worker in self._present)
         matches = [
             (
                 self._indexes[worker].match(keys),
@@ -126,7 +127,7 @@ class Router:
                 -worker,
             )
             for worker in self._present
-            if not self._is_overloaded(worker)
+            if not self._is_overloaded(worker, least)
         ]
         pages, _, _, negative = max(matches)
         is_hit = pages * 100 > len(keys) * self.config.cache_threshold_percent
@@ -134,13 +135,9 @@ class Router:
         self._indexes[worker].insert(keys)
         return worker
 
-    def _is_overloaded(self, worker: int) -> bool:
-        least = min(self.in_flight[other] for other in self._present)
-        load = self.in_flight[worker]
-        return (
-            load - least > self.config.balance_abs
-            and load * 100 > least * self.config.balance_rel_percent
-        )
+    def _is_overloaded(self, worker: int, least: int) -> bool:
+        load, config = self.in_flight[worker], self.config
+        return load - least > config.balance_abs and load * 100 > least * config.balance_rel_percent
 
     def _choose_round_robin(self, keys: Sequence[PageKey], session: int) -> int:
         del keys, session
