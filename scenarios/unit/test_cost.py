@@ -126,6 +126,14 @@ def test_the_step_found_is_the_first_that_ends_late_enough(
     assert steps == 1 or cost.decode_ns(running, context, steps - 1) < elapsed
 
 
+def test_a_sparse_model_reads_the_weights_of_one_token_and_at_most_all_of_them() -> None:
+    cost = cost_of(model="deepseek-r1", tp_size=8)
+    hbm = 4800 * GB * 87 // 100
+    fixed = cost.decode_ns(0, 0, 1)
+    assert cost.decode_ns(1, 0, 1) - fixed < 37 * 10**9 // 8 * 10**9 // hbm * 101 // 100
+    assert cost.decode_ns(64, 0, 1) - fixed >= 671 * 10**9 // 8 * 10**9 // hbm
+
+
 def test_decode_time_grows_with_every_step() -> None:
     cost = cost_of()
     ends = [cost.decode_ns(8, 1000, steps) for steps in range(100)]

@@ -180,7 +180,7 @@ def test_a_failed_load_names_its_request_and_not_that_of_the_next_batch() -> Non
     [(now, done)] = drain(lanes)
     assert done == BatchDone(1, (5, 6))
     faults.stop()
-    lanes.submit(prefill(Load(7, [0], [0])), now)
+    lanes.submit(decode(1), now)
     assert [event for _, event in drain(lanes)] == [BatchDone(1)]
 
 
@@ -462,18 +462,18 @@ def test_fetches_that_end_at_the_same_time_come_in_the_order_of_their_ops() -> N
     lanes = lanes_of(stored(300), cost=FlatCost())
     for op in (5, 9, 7, 8):
         lanes.submit(fetch(op, 10), 0)
-    for op in (9, 8, 7):
+    for op in (8, 9, 7):
         lanes.submit(CancelFetch(op), 10)
     assert [event.op for event in lanes.pop_due(10) if isinstance(event, Fetched)] == [5, 7, 8, 9]
 
 
 def test_popping_takes_the_earliest_time_alone() -> None:
     lanes = lanes_of(cost=FlatCost())
-    lanes.submit(decode(2), 0)
     lanes.submit(back_up(1), 0)
+    lanes.submit(decode(1), 1)
     assert lanes.pop_due(9) == []
     assert lanes.pop_due(10**9) == [BackedUp(1, 10)]
-    assert lanes.next_due() == 20
+    assert lanes.next_due() == 11
 
 
 def test_an_op_that_is_open_is_not_opened_again() -> None:
@@ -481,6 +481,14 @@ def test_an_op_that_is_open_is_not_opened_again() -> None:
     lanes.submit(back_up(1), 0)
     with pytest.raises(AssertionError, match="already open"):
         lanes.submit(Probe(1, 1, keys(1)), 0)
+
+
+def test_an_op_is_open_until_it_completes_and_no_longer() -> None:
+    lanes = lanes_of()
+    lanes.submit(back_up(1), 0)
+    [(now, _)] = drain(lanes)
+    lanes.submit(back_up(1), now)
+    assert [event for _, event in drain(lanes)] == [BackedUp(1, 10)]
 
 
 def test_time_does_not_go_back() -> None:

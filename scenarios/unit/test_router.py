@@ -135,6 +135,16 @@ def test_new_prompts_go_to_the_idle_worker_and_not_to_the_small_index() -> None:
     assert sorted(following) == [0] * 25 + [1] * 25
 
 
+def test_of_two_equally_long_matches_the_less_loaded_worker_is_taken() -> None:
+    router = router_of("cache_aware", 2, balance_abs=2, balance_rel_percent=100)
+    assert router.choose(prompt(0)) == 0
+    load(router, 3, 0)
+    assert router.choose(prompt(0)) == 1  # diverted, so that both know it
+    router.finished(0)
+    router.finished(0)
+    assert router.choose(prompt(0)) == 1
+
+
 def hot_fleet() -> Router:
     """Document 0 is known to worker 0, document 1 to worker 1; loads 60, 5, 4, 3."""
     router = router_of("cache_aware", 4, balance_abs=32)
