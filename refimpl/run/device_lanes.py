@@ -5,7 +5,7 @@ Must not know: L3, requests, slots beyond their number. Called by: lanes.
 
 from __future__ import annotations
 
-from refimpl.messages import BackedUp, BackUp, BatchDone, Event, RunBatch
+from refimpl.messages import AnyEvent, BackedUp, BackUp, BatchDone, RunBatch
 from refimpl.run.lane import NEVER, FifoLane, Lane, Site
 
 
@@ -65,7 +65,7 @@ class DeviceLane(Lane):
         self.busy_ns -= self.due - due
         self.due = due
 
-    def finish(self) -> list[tuple[int, Event]]:
+    def finish(self) -> list[tuple[int, AnyEvent]]:
         """End the batch."""
         self._batch, self.due = None, NEVER
         return [(0, BatchDone(self._steps, self._loads_failed))]
@@ -79,7 +79,7 @@ class BackUpLane(FifoLane[BackUp]):
         assert len(job.l1_slots) == len(job.l2_slots) > 0, job
         return self.site.cost.backup_ns(len(job.l1_slots))
 
-    def complete(self, job: BackUp) -> Event:
+    def complete(self, job: BackUp) -> AnyEvent:
         """The copy has ended, with all pages or the first of them."""
         pages, faults = len(job.l1_slots), self.site.faults
         if faults.strike("backup_fail"):

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from refimpl.messages import BackUp, Event, Probe, Store
+from refimpl.messages import AnyEvent, BackUp, Probe, Store
 from refimpl.run.cost import Cost
 from refimpl.run.faults import Faults
 from refimpl.run.store import SharedStore
@@ -40,7 +40,7 @@ class Lane(ABC):
         self.busy_ns = 0  # so far, what is in progress included
 
     @abstractmethod
-    def finish(self) -> list[tuple[int, Event]]:
+    def finish(self) -> list[tuple[int, AnyEvent]]:
         """End what is due, start what comes next; completions with their op ids, ascending.
 
         Empty when a part of an op has ended that nobody is told of.
@@ -65,7 +65,7 @@ class FifoLane(Lane, Generic[Job]):
         """Time of the part of ``job`` that starts now."""
 
     @abstractmethod
-    def complete(self, job: Job) -> Event | None:
+    def complete(self, job: Job) -> AnyEvent | None:
         """End that part: the completion of ``job``, or None when another part follows."""
 
     def submit(self, job: Job, now: int) -> None:
@@ -74,7 +74,7 @@ class FifoLane(Lane, Generic[Job]):
         if self.due == NEVER:
             self._start(now)
 
-    def finish(self) -> list[tuple[int, Event]]:
+    def finish(self) -> list[tuple[int, AnyEvent]]:
         """End the part in progress."""
         now, self.due = self.due, NEVER
         job = self.queue[0]

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from refimpl.messages import (
+    AnyEvent,
     BackedUp,
     BackUp,
     CancelFetch,
     CloseStorage,
     Command,
     CutBatch,
-    Event,
     Fetch,
     Fetched,
     OpenStorage,
@@ -124,7 +124,7 @@ class LaneExecutor:
         due = min(lane.due for lane in self._lanes)
         return None if due == NEVER else due
 
-    def pop_due(self, now: int) -> list[Event]:
+    def pop_due(self, now: int) -> list[AnyEvent]:
         """All that ends at the earliest due time, if that is not after ``now``, in total order.
 
         Call it until ``next_due`` is later. An empty list at a due time says that a part of a store
@@ -135,7 +135,7 @@ class LaneExecutor:
             return []
         assert due >= self._now, f"time went back from {self._now} to {due}"
         self._now = due
-        events: list[Event] = []
+        events: list[AnyEvent] = []
         for lane in self._lanes:
             if lane.due == due:
                 events.extend([event for _, event in lane.finish()])

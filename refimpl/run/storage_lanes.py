@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from refimpl.config import ConfigError
 from refimpl.keys import PageKey
 from refimpl.messages import (
+    AnyEvent,
     CloseStorage,
-    Event,
     Fetch,
     Fetched,
     Landed,
@@ -36,7 +36,7 @@ class ProbeLane(FifoLane[Probe]):
         assert job.keys, job
         return self.site.cost.probe_ns(len(job.keys))
 
-    def complete(self, job: Probe) -> Event:
+    def complete(self, job: Probe) -> AnyEvent:
         """The answer; a probe that fails has found nothing."""
         if self.site.faults.strike("probe_fail"):
             return Probed(job.op, 0)
@@ -61,7 +61,7 @@ class StoreLane(FifoLane[Store]):
         asked_ns = cost.probe_ns(len(self._batch))
         return asked_ns + (cost.store_batch_ns(len(self._missing)) if self._missing else 0)
 
-    def complete(self, job: Store) -> Event | None:
+    def complete(self, job: Store) -> AnyEvent | None:
         """A batch has ended; one that fails wrote its first pages and is the last of its op."""
         pages, faults = len(self._batch), self.site.faults
         failed = faults.strike("store_fail")
@@ -124,7 +124,7 @@ class FetchLane(Lane):
             self._stopped.append((now, fetch))
             self.due = min(self.due, now)
 
-    def finish(self) -> list[tuple[int, Event]]:
+    def finish(self) -> list[tuple[int, AnyEvent]]:
         """End the batch that is due, and the fetches that were stopped by then."""
         now, done = self.due, []
         while self._stopped and self._stopped[0][0] <= now:
@@ -147,7 +147,7 @@ class FetchLane(Lane):
         if self._stopped:
             self.due = min(self.due, self._stopped[0][0])
 
-    def _finish_batch(self) -> tuple[int, Event]:
+    def _finish_batch(self) -> tuple[int, AnyEvent]:
         fetch = self._reading
         assert fetch is not None
         self._reading = None
@@ -173,7 +173,7 @@ class FetchLane(Lane):
                 return count
         return pages
 
-    def _close(self, fetch: _OpenFetch) -> tuple[int, Event]:
+    def _close(self, fetch: _OpenFetch) -> tuple[int, AnyEvent]:
         del self._open[fetch.op]
         return fetch.op, Fetched(fetch.op, fetch.landed)
 
@@ -204,7 +204,7 @@ class AdminLane(Lane):
             return self.site.cost.open_ns
         return self._opened.open_ns
 
-    def finish(self) -> list[tuple[int, Event]]:
+    def finish(self) -> list[tuple[int, AnyEvent]]:
         """Opened or closed, or not: then nothing has changed."""
         command, self._command, self.due = self._command, None, NEVER
         faults = self.site.faults
@@ -218,5 +218,5 @@ class AdminLane(Lane):
         return [(0, StorageOpened(self._error))]
 
 
-def _op_of(completion: tuple[int, Event]) -> int:
+def _op_of(completion: tuple[int, AnyEvent]) -> int:
     return completion[0]
