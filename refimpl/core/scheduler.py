@@ -109,7 +109,9 @@ class Scheduler:
         passed = []
         while self.queue and self.chunked is None and self._has_seat(batch):
             request = self.queue.popleft()
-            if self._prefetcher.must_wait(request, now):
+            if self._prefetcher.must_wait(request, now) or self._prefetcher.asks_again(
+                request, now
+            ):
                 passed.append(request)
                 continue
             refusal = self._admission.try_admit(batch, request, self._growth_tokens(batch))
