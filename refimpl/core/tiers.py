@@ -127,7 +127,7 @@ class HostTier:
                 break
             first, last, is_gone = self._last_run(node, short)
             if self.generation:
-                unstored += sum(p.offered != self.generation for p in node.pages[first:last])
+                unstored += self._unstored(node, first, last)
             self._release(node, first, last, is_gone=is_gone)
             if is_gone:
                 deleted += last - first
@@ -140,6 +140,12 @@ class HostTier:
         if unstored:
             self._out.facts.append(Skipped(0, "store", unstored, "left_l2_first"))
         return min(wanted, self.pool.free)
+
+    def _unstored(self, node: Node, first: int, last: int) -> int:
+        """Pages of a run that the L3 which is attached was never offered."""
+        if node.stored == self.generation and last <= node.stored_end:
+            return 0
+        return sum([page.offered != self.generation for page in node.pages[first:last]])
 
     def clear(self) -> None:
         """Give up every copy; none is locked."""
@@ -159,6 +165,8 @@ class HostTier:
             last -= 1
         is_gone = last > node.l1_end
         floor = node.l1_end if is_gone else 0
+        if node.l2_count == len(pages):  # no page without a copy in between
+            return max(floor, last - short), last, is_gone
         first = last - 1
         while first > floor and last - first < short and pages[first - 1].l2_state == READY:
             first -= 1

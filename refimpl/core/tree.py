@@ -119,6 +119,8 @@ class Tree:
         upper = Node(self._ids, parent, node.start, node.touched)
         upper.created, upper.hits, upper.priority = node.created, node.hits, node.priority
         upper.history, upper.stored = node.history, node.stored
+        upper.stored_end = min(node.stored_end, at)
+        node.stored_end -= upper.stored_end
         upper.pages, node.pages = node.pages[:at], node.pages[at:]
         upper.keys, node.keys = node.keys[:at], node.keys[at:]
         upper.children = {node.keys[0]: node}
@@ -185,7 +187,6 @@ class Tree:
         self.tick += 1
         if node is own and node.hits == 1 and not node.children:
             node.touched = self.tick
-            node.stored = 0
         else:
             node = self._new_child(node, depth, keys[depth])
         node.keys.extend(keys[depth:last])
@@ -213,6 +214,7 @@ class Tree:
         if length:
             del node.pages[length:]
             del node.keys[length:]
+            node.stored_end = min(node.stored_end, length)
             return
         parent = node.parent
         assert parent is not None

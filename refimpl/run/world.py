@@ -8,15 +8,19 @@ Must not know: flags, files, the terminal. Called by: the command line, golden, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from refimpl.cluster.router import Router
 from refimpl.core.engine import Engine
 from refimpl.keys import PageKey, namespace_seed
-from refimpl.messages import Answer, AnyEvent, Reply, Step, Submit, Tick
+from refimpl.messages import Answer, AnyEvent, Reply, Step, Submit, Tick, Withdraw
 from refimpl.run.arrivals import Arrivals
 from refimpl.run.lanes import LaneExecutor
 from refimpl.run.record import Record
 from refimpl.workload.request import RequestSpec, Workload
+
+# Orders that no lane carries out: answers, and what only hands with page tables need.
+_FOR_CLIENTS: Final = (Reply, Answer, Withdraw)
 
 
 class Instance:
@@ -43,7 +47,7 @@ class Instance:
         self.inbox.clear()
         step = self.engine.handle(events or (Tick(),), now)
         for command in step.commands:
-            if not isinstance(command, Reply | Answer):
+            if not isinstance(command, _FOR_CLIENTS):
                 self.lanes.submit(command, now)
         return step
 
@@ -63,21 +67,18 @@ class World:
     def run(self, workload: Workload, progress: Callable[[int], None] | None = None) -> Record:
         """Send the workload and run until nothing is left to do; ``progress`` hears of each end."""
         arrivals = Arrivals(workload)
-        while (at := self._next_time(arrivals)) is not None:
+        dues = [instance.next_time() for instance in self.instances]
+        while (at := _earliest(arrivals.next_time(), dues)) is not None:
             self.now = max(self.now, at)
             for spec in arrivals.due(self.now):
                 self._send(spec)
             for index, instance in enumerate(self.instances):
-                due = instance.next_time()
+                due = dues[index]
                 if instance.inbox or (due is not None and due <= self.now):
                     self._turn(index, instance, arrivals, progress)
+                    dues[index] = instance.next_time()
         assert arrivals.is_empty and not self._placed, "the world stands still with work left"
         return self.record
-
-    def _next_time(self, arrivals: Arrivals) -> int | None:
-        times = [instance.next_time() for instance in self.instances]
-        times.append(arrivals.next_time())
-        return min((at for at in times if at is not None), default=None)
 
     def _turn(
         self,
@@ -120,3 +121,10 @@ class World:
             return []
         seed = namespace_seed(spec.extra_key, spec.cache_salt, spec.lora_id)
         return spec.prompt.page_keys(self._page_size, seed)
+
+
+def _earliest(first: int | None, others: Sequence[int | None]) -> int | None:
+    for at in others:
+        if at is not None and (first is None or at < first):
+            first = at
+    return first
