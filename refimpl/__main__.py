@@ -134,6 +134,23 @@ def workloads() -> None:
     print(scenario_help(), end="")
 
 
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="sim or tree")],
+    trace: Annotated[Path | None, typer.Option(help="Mooncake trace to replay in sim")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the simulator or the tree beside a floor taken in the same run."""
+    from refimpl.run.bench import run_bench
+    from refimpl.run.show import figure_rows, grid
+
+    figures = run_bench(name, trace)
+    if as_json:
+        print(json.dumps(figures, sort_keys=True))
+    else:
+        _console().print(grid(f"bench {name}", ("figure", "value"), figure_rows(figures)))
+
+
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
     """A bar on a terminal; nothing in a pipe."""

@@ -42,8 +42,8 @@ class Page:
         self.key = key
         self.node = node  # the node that holds it now; splits move pages between nodes
         self.depth = depth  # pages before it in its sequence
-        self.l1_state = self.l2_state = ABSENT
         self.l1_slot = self.l2_slot = 0
+        self.l1_state = self.l2_state = ABSENT
         self.pins = 0
         self.offered = 0  # attach generation in which it was given to L3; 0: in none
 

@@ -99,11 +99,10 @@ class DeviceTier:
         return node.pages[node.l1_end - self._unwritten_run(node, short) : node.l1_end]
 
     def _release(self, node: Node, keep: int) -> None:
-        slots = []
-        for page in node.pages[keep : node.l1_end]:
+        pages = node.pages[keep : node.l1_end]
+        self.pool.give_back([page.l1_slot for page in pages])
+        for page in pages:
             page.l1_state = ABSENT
-            slots.append(page.l1_slot)
-        self.pool.give_back(slots)
         self._tree.set_l1_end(node, keep)
 
 
@@ -173,12 +172,11 @@ class HostTier:
         return first, last, is_gone
 
     def _release(self, node: Node, first: int, last: int, *, is_gone: bool) -> None:
-        slots = []
-        for page in node.pages[first:last]:
-            assert page.l2_state == READY
+        pages = node.pages[first:last]
+        assert pages[0].l2_state == pages[-1].l2_state == READY
+        self.pool.give_back([page.l2_slot for page in pages])
+        for page in pages:
             page.l2_state = ABSENT
-            slots.append(page.l2_slot)
-        self.pool.give_back(slots)
         self._tree.add_l2(node, first - last)
         if is_gone:
             self._tree.cut(node, first)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import repeat
 
 from refimpl.core.evict import EvictionQueue
 from refimpl.core.page import ABSENT, Node, Page
@@ -189,9 +190,11 @@ class Tree:
             node.touched = self.tick
         else:
             node = self._new_child(node, depth, keys[depth])
-        node.keys.extend(keys[depth:last])
-        node.pages.extend([Page(keys[at], node, at) for at in range(depth, last)])
-        self._note_history(node)
+        fresh = keys[depth:last]
+        node.keys.extend(fresh)
+        node.pages.extend(map(Page, fresh, repeat(node), range(depth, last)))
+        if self.l1_queue.needs_history:
+            _note_history(node)
         return spans, node, last - depth
 
     def _new_child(self, parent: Node, start: int, key: PageKey) -> Node:
@@ -200,13 +203,6 @@ class Tree:
         child.priority = parent.priority
         parent.children[key] = child
         return child
-
-    def _note_history(self, node: Node) -> None:
-        depth = node.end
-        above: Node | None = node
-        while above is not None and above.history < depth:
-            above.history = depth
-            above = above.parent
 
     def cut(self, node: Node, length: int) -> None:
         """Forget the pages of ``node`` from index ``length`` on; none of them holds a copy."""
@@ -287,6 +283,14 @@ class Tree:
             self.l1_queue.offer(node)
         if node.l2_count and not node.l2_kids:
             self.l2_queue.offer(node)
+
+
+def _note_history(node: Node) -> None:
+    depth = node.end
+    above: Node | None = node
+    while above is not None and above.history < depth:
+        above.history = depth
+        above = above.parent
 
 
 def _has_l2_below(node: Node) -> bool:

@@ -233,7 +233,7 @@ class Simulation:
     ) -> Outcome:
         """Run to the end; ``progress`` hears how many more requests are over."""
         started = time.perf_counter_ns()
-        with _no_cycle_collection():
+        with no_cycle_collection():
             if self.options.cache_only:
                 record = self._replay(progress, listener)
             else:
@@ -266,7 +266,7 @@ class Simulation:
 
 
 @contextmanager
-def _no_cycle_collection() -> Iterator[None]:
+def no_cycle_collection() -> Iterator[None]:
     """No garbage collector while a run lasts: it would walk the growing tree over and over.
 
     Nothing is lost by it, since what leaves the tree is in no cycle and goes at once.

@@ -108,3 +108,16 @@ def _turn_table(turns: list[tuple[int, int, dict[str, int], dict[str, int]]]) ->
             for turn, count, tokens, ttft in turns
         ],
     )
+
+
+def figure_rows(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested figures as flat rows."""
+    rows: list[tuple[str, str]] = []
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            rows += figure_rows(value, f"{prefix}{name}.")
+        else:
+            rows.append(
+                (f"{prefix}{name}", f"{value:,.1f}" if isinstance(value, float) else str(value))
+            )
+    return rows
