@@ -146,6 +146,8 @@ class Tree:
             if not lower.locks:
                 self.l1_protected -= lower.l1_end
                 self._offer(lower)
+        else:
+            self._offer(upper)  # the queue knows the lower part alone
 
     def grow(
         self,
