@@ -213,10 +213,10 @@ class Scheduler:
     def _prefill_done(self, batch: Batch, loads_failed: tuple[int, ...]) -> None:
         void = self._end_loads(batch, loads_failed)
         for request, item in batch.items:
-            if request.rid in void:
-                self._start_over(request)
-            else:
+            if request.rid not in void:
                 self._chunk_done(request, item)
+        for request in reversed(list(void.values())):  # back to the head of the queue, in order
+            self._start_over(request)
 
     def _end_loads(self, batch: Batch, loads_failed: tuple[int, ...]) -> dict[int, Request]:
         """Loaded pages become READY; returns the requests whose prefix did not arrive.
@@ -226,7 +226,7 @@ class Scheduler:
         void: dict[int, Request] = {}
         for request, _ in batch.items:
             if request.rid in loads_failed or any(
-                _hangs_on(request, other.loading[0]) for other in void.values()
+                _hangs_on(request, other.loading[0]) for other in void.values() if other.loading
             ):
                 void[request.rid] = request
         for request, _ in batch.items:
