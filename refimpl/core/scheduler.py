@@ -338,6 +338,8 @@ class Scheduler:
         """Its slots are free, its pages stay in the tree, nothing is pinned for it any more."""
         self._cache.device.pool.give_back(request.slots)
         request.slots = []
+        if self._tables:
+            self._tables = [table for table in self._tables if table.rid != request.rid]
         if request.anchor is not None:
             self._cache.tree.unpin(request.anchor)
         request.anchor = request.own = None
