@@ -94,6 +94,8 @@ class Scheduler:
             self._out.commands.append(batch.command())
         elif self.decoding.requests:
             self._decode()
+            if not self.decoding.requests:
+                self.schedule(now)  # the last one had to go: its room is for those who wait
 
     def _continue_chunked(self, batch: Batch, request: Request) -> None:
         if self._admission.add_chunk(batch, request):
