@@ -100,7 +100,7 @@ class Scheduler:
     def _continue_chunked(self, batch: Batch, request: Request) -> None:
         if self._admission.add_chunk(batch, request):
             self._note_chunk(batch)
-        elif not self.decoding.requests and not self._is_room_coming():
+        elif not self.decoding.requests and not len(self._cache.ops):
             self._finish(request, "error: the prompt does not fit into L1 beside what is locked")
 
     def _note_chunk(self, batch: Batch) -> None:
@@ -175,10 +175,14 @@ class Scheduler:
             if self._is_room_coming():
                 return 0
             running = [request for request, _ in self.decoding.requests.values()]
-            if len(running) == 1:
-                self._finish(running[0], "error: the output has outgrown L1")
-            else:
+            if self.chunked is not None:  # the youngest of all
+                self._start_over(self.chunked)
+            elif len(running) > 1:
                 self._retract(max(running, key=lambda request: request.admitted_at))
+            elif len(self._cache.ops):
+                return 0  # what they pin may be the room
+            else:
+                self._finish(running[0], "error: the output has outgrown L1")
         return 0
 
     def _is_room_coming(self) -> bool:
