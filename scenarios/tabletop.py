@@ -64,6 +64,7 @@ class Tabletop:
         self.puts = 0  # pages written to L3 that were not there
         self.ops: dict[int, OpCommand] = {}
         self.cancelled: dict[int, None] = {}
+        self.has_landed: dict[int, int] = {}  # pages of a fetch in flight that are in L2
         self.batch: RunBatch | None = None
         self.is_cut = False
         self.change: OpenStorage | CloseStorage | None = None
@@ -209,11 +210,13 @@ class Tabletop:
                     self.l2[target] = self.l1[source]
                 return self.tell(BackedUp(op, done))
             case Probe():
-                return self.tell(Probed(op, self._stored_run(command) if pages is None else pages))
+                return self.tell(Probed(op, self.stored_run(command) if pages is None else pages))
             case Fetch():
-                done = self._stored_run(command) if pages is None else pages
+                least = self.has_landed.get(op, 0)
+                done = max(self.stored_run(command), least) if pages is None else pages
                 self._land(command, done)
                 self.cancelled.pop(op, None)
+                self.has_landed.pop(op, None)
                 return self.tell(Fetched(op, done))
             case Store():
                 done = len(command.keys) if pages is None else pages
@@ -225,10 +228,12 @@ class Tabletop:
         command = self.ops[op]
         assert isinstance(command, Fetch)
         self._land(command, pages)
+        self.has_landed[op] = pages
         return self.tell(Landed(op, pages))
 
     def _land(self, fetch: Fetch, pages: int) -> None:
-        for key, slot in list(zip(fetch.keys, fetch.l2_slots, strict=True))[:pages]:
+        first = self.has_landed.get(fetch.op, 0)
+        for key, slot in list(zip(fetch.keys, fetch.l2_slots, strict=True))[first:pages]:
             assert key in self.storage, "L3 delivers what it does not have"
             self.l2[slot] = key
 
@@ -238,7 +243,7 @@ class Tabletop:
             self.puts += key not in self.storage
             self.storage[key] = None
 
-    def _stored_run(self, command: Probe | Fetch) -> int:
+    def stored_run(self, command: Probe | Fetch) -> int:
         run = 0
         while run < len(command.keys) and command.keys[run] in self.storage:
             run += 1
