@@ -176,6 +176,7 @@ class Scheduler:
                 return 0
             running = [request for request, _ in self.decoding.requests.values()]
             if self.chunked is not None:  # the youngest of all
+                self._out.facts.append(Retracted(self.chunked.rid))
                 self._start_over(self.chunked)
             elif len(running) > 1:
                 self._retract(max(running, key=lambda request: request.admitted_at))

@@ -130,6 +130,17 @@ class Tree:
         self._share_counters(upper, node, at)
         return upper
 
+    def split_below(self, page: Page) -> bool:
+        """Cut the node of ``page`` behind it, so that a pin leaves the rest of its L1 run free.
+
+        False: nothing to cut off.
+        """
+        at = page.depth + 1 - page.node.start
+        if at >= page.node.l1_end:
+            return False
+        self.split(page.node, at)
+        return True
+
     def _share_counters(self, upper: Node, lower: Node, at: int) -> None:
         upper.l1_end = min(lower.l1_end, at)
         lower.l1_end -= upper.l1_end
