@@ -105,6 +105,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     def note(self, step: Step) -> None:
         """Hits are of pages that were computed, and leave a token to compute."""
+        for content in (*self.table.l1.values(), *self.table.storage):
+            if content is not None:
+                self.computed[content] = None
         for fact in step.facts:
             if isinstance(fact, Admitted):
                 tokens = (fact.device_tokens, fact.host_tokens, fact.storage_tokens)
@@ -112,9 +115,6 @@ class CacheMachine(RuleBasedStateMachine):
                 self.check_hits(fact.rid, sum(tokens), fact.prompt_tokens)
             elif isinstance(fact, Readmitted):
                 self.check_hits(fact.rid, fact.cached_tokens, fact.tokens)
-        for content in (*self.table.l1.values(), *self.table.storage):
-            if content is not None:
-                self.computed[content] = None
 
     def check_hits(self, rid: int, hit: int, length: int) -> None:
         size = self.table.page_size
