@@ -17,9 +17,12 @@ from refimpl.messages import (
     Answer,
     BackUp,
     CancelFetch,
+    CloseStorage,
     Command,
+    CutBatch,
     Fact,
     Fetch,
+    OpenStorage,
     PrefillItem,
     Probe,
     Reply,
@@ -33,6 +36,11 @@ from scenarios.tabletop import Tabletop
 _LETTER_TOKENS: Final = 100_000  # ids of letter x begin at its place in the alphabet times this
 _NS: Final = {"ns": 1, "us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
 _GENERATED: Final = 1
+_PLAIN: Final[dict[type, str]] = {
+    CutBatch: "cut",
+    OpenStorage: "open_storage",
+    CloseStorage: "close_storage",
+}
 
 
 def tokens_of(text: str) -> array[int]:
@@ -132,7 +140,7 @@ def command_line(command: Command, table: Tabletop, labels: Labels) -> str:
         case Answer():
             return f"{command.request} {'done' if command.ok else 'refused'}: {command.message}"
         case _:
-            return type(command).__name__.lower()
+            return _PLAIN[type(command)]
 
 
 def _batch_line(batch: RunBatch) -> str:

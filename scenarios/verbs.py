@@ -138,8 +138,10 @@ def landed(stage: Stage, text: str) -> Lines:
 
 def settle(stage: Stage, text: str) -> Lines:
     """Complete all that is not held; ``loudly`` prints the steps."""
-    steps = stage.table.settle(stage.held)
-    return [line for each in steps for line in stage.show(each)] if text == "loudly" else []
+    lines = []
+    while (moved := stage.table.move(stage.held)) is not None:
+        lines += stage.show(moved) if text == "loudly" else []
+    return lines
 
 
 def advance(stage: Stage, text: str) -> Lines:
