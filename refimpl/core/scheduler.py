@@ -32,6 +32,7 @@ from refimpl.messages import (
     RunBatch,
     Withdraw,
 )
+from refimpl.units import ceil_div
 
 # Most decode steps in one batch. Slots for that many are taken beforehand, so a longer run would
 # evict earlier than decoding step by step does; a shorter one costs a batch more often. Assumed.
@@ -192,6 +193,11 @@ class Scheduler:
         return ops.pages_of(WRITE_BACK) > 0 or ops.pages_of(BACK_UP) > 0
 
     def _retract(self, request: Request) -> None:
+        self.decoding.settle(request)
+        capacity = self._cache.device.pool.capacity
+        if capacity is not None and ceil_div(request.tokens, self._page_size) > capacity:
+            self._finish(request, "error: the output has outgrown L1")
+            return
         self.decoding.leave(request)
         self._let_go(request)
         request.state = QUEUED
