@@ -117,6 +117,7 @@ class Scheduler:
                 continue
             refusal = self._admission.try_admit(batch, request, self._growth_tokens(batch))
             if not refusal:
+                self._prefetcher.admitted(request)
                 self._note_chunk(batch)
                 continue
             passed.append(request)
