@@ -221,14 +221,19 @@ class Prefetcher:
     # ---- waiting --------------------------------------------------------------------------------
 
     def must_wait(self, request: Request, now: int) -> bool:
-        """The device could take ``request``: does it go on waiting for L3? If not, it has left its ops."""
+        """The device may take ``request``: does it go on waiting for L3? If not, what landed is in the tree."""
         if not request.fetches:
             return False
         for op_id in request.fetches:
             if self._keeps_waiting(self._get(op_id), request.rid, now):
                 return True
-        self.leave(request, timed_out=self._config.policy == "timeout")
+        for op_id in request.fetches:
+            self._enter(self._get(op_id))
         return False
+
+    def admitted(self, request: Request) -> None:
+        """``request`` runs, so it waits no longer."""
+        self.leave(request, timed_out=self._config.policy == "timeout")
 
     def _keeps_waiting(self, op: FetchOp, rid: int, now: int) -> bool:
         match self._config.policy:

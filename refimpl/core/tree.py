@@ -133,6 +133,17 @@ class Tree:
         self._share_counters(upper, node, at)
         return upper
 
+    def split_below(self, page: Page) -> bool:
+        """Cut the node of ``page`` behind it, so that a pin leaves the rest of its L1 run free.
+
+        False: nothing to cut off.
+        """
+        at = page.depth + 1 - page.node.start
+        if at >= page.node.l1_end:
+            return False
+        self.split(page.node, at)
+        return True
+
     def _share_counters(self, upper: Node, lower: Node, at: int) -> None:
         upper.l1_end = min(lower.l1_end, at)
         lower.l1_end -= upper.l1_end
@@ -149,6 +160,8 @@ class Tree:
             if not lower.locks:
                 self.l1_protected -= lower.l1_end
                 self._offer(lower)
+        else:
+            self._offer(upper)  # the queue knows the lower part alone
 
     def grow(
         self,
@@ -178,7 +191,9 @@ class Tree:
                     depth += run
                     taken += run
                     continue
-                node = self.split(node, taken)
+                lower, node = node, self.split(node, taken)
+                if spans and spans[-1][0] is lower:  # the run just found went to the upper part
+                    spans[-1] = (node, *spans[-1][1:])
             child = node.children.get(keys[depth])
             if child is None:
                 break

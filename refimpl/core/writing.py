@@ -190,7 +190,7 @@ class Writer:
         capacity, free = self._host.pool.capacity, self._host.pool.free
         if capacity is None or free * _LOW_WATER >= capacity:
             return
-        goal = capacity // _HIGH_WATER
+        goal = max(capacity // _HIGH_WATER, 1)
         ready = free + self._ops.pages_of(STORE)
         queue, passed = self._tree.l2_queue, []
         while ready < goal and self._store_room() and (node := queue.peek()) is not None:
