@@ -98,7 +98,7 @@ def drain(lanes: LaneExecutor) -> list[tuple[int, Event]]:
 
 
 def prefill(*loads: Load, tokens: int = 1000) -> RunBatch:
-    return RunBatch(1, [PrefillItem(1, 0, tokens, [], is_last=True)], list(loads))
+    return RunBatch(1, [PrefillItem(1, 0, tokens, is_last=True)], loads=list(loads))
 
 
 def decode(steps: int = 100) -> RunBatch:
