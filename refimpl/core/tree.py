@@ -175,7 +175,9 @@ class Tree:
                     depth += run
                     taken += run
                     continue
-                node = self.split(node, taken)
+                lower, node = node, self.split(node, taken)
+                if spans and spans[-1][0] is lower:  # what was found there is in the upper part
+                    spans[-1] = (node, *spans[-1][1:])
             child = node.children.get(keys[depth])
             if child is None:
                 break
