@@ -146,6 +146,8 @@ class Tree:
             if not lower.locks:
                 self.l1_protected -= lower.l1_end
                 self._offer(lower)
+        if not upper.locks:
+            self._offer(upper)  # it is a leaf of the tier of which the lower part holds nothing
 
     def grow(
         self,

@@ -78,3 +78,13 @@ def test_an_insertion_that_splits_a_run_keeps_the_slots_of_the_common_part() -> 
     put(cache, "abcd")
     put(cache, "abxy")
     check_cache(cache, [])
+
+
+def test_a_split_off_beginning_that_alone_is_in_l2_can_be_evicted_from_it() -> None:
+    cache = cache_of(l2_pages=4)
+    node = put(cache, "abcd")
+    cache.writer.write_through(node)
+    cache.writer.backed_up(1, 2)
+    cache.tree.split(node, 2)
+    check_cache(cache, [])
+    assert cache.host.make_room(4) == 4
