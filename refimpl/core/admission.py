@@ -74,6 +74,8 @@ class Admission:
         if not tokens:
             return "budget"
         anchor = self._cache.page_at(match, device + load - 1) if device + load else None
+        if anchor is not None and self._cache.tree.split_after(anchor):
+            match = self._find(request)
         if not self._reserve(request, device, load, tokens, anchor, growth_tokens):
             return "room"
         if load < usable - device:

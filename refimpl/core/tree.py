@@ -130,6 +130,17 @@ class Tree:
         self._share_counters(upper, node, at)
         return upper
 
+    def split_after(self, page: Page) -> bool:
+        """Make ``page`` the last of its node, so that a pin on it locks nothing behind it.
+
+        True when that took a split, which leaves matches of this run out of date.
+        """
+        at = page.depth + 1 - page.node.start
+        if at == len(page.node.pages):
+            return False
+        self.split(page.node, at)
+        return True
+
     def _share_counters(self, upper: Node, lower: Node, at: int) -> None:
         upper.l1_end = min(lower.l1_end, at)
         lower.l1_end -= upper.l1_end

@@ -88,3 +88,9 @@ def test_a_split_off_beginning_that_alone_is_in_l2_can_be_evicted_from_it() -> N
     cache.tree.split(node, 2)
     check_cache(cache, [])
     assert cache.host.make_room(4) == 4
+
+
+def test_a_match_inside_a_run_keeps_no_more_than_it_matched() -> None:
+    # The second shares one page of six, and needs the other five.
+    ends = play(tiny(6), request(1, [1, 2, 3, 4, 5, 6]), request(2, [1, 7, 8, 9, 10, 11]))
+    assert ends == ["1 length", "2 length"]
