@@ -140,17 +140,16 @@ class Engine:
                 assert_never(event)
 
     def _settle(self, now: int) -> None:
-        """The pass after the events: a waiting change if idle, held requests, the next batch."""
+        """The pass after the events: held requests, the next batch, a waiting change if idle."""
         attachment = self._attachment
-        if attachment.holds_back:
-            if self.scheduler.is_empty and not len(self.cache.ops):
-                attachment.start()
-        elif self._held:
+        if self._held and not attachment.holds_back:
             held, self._held = self._held, []
             for submit in held:
                 self._enqueue(submit, now)
         self.scheduler.schedule(now)
         self._forget_over()
+        if attachment.holds_back and self.scheduler.is_empty and not len(self.cache.ops):
+            attachment.start()
 
     def _cut_for_queue(self) -> None:
         if self.scheduler.queue:

@@ -13,6 +13,7 @@ from refimpl.core.outbox import Outbox
 from refimpl.core.page import Node
 from refimpl.keys import TokenPrompt
 from refimpl.messages import (
+    AttachStorage,
     BackedUp,
     BackUp,
     BatchDone,
@@ -94,3 +95,14 @@ def test_a_match_inside_a_run_keeps_no_more_than_it_matched() -> None:
     # The second shares one page of six, and needs the other five.
     ends = play(tiny(6), request(1, [1, 2, 3, 4, 5, 6]), request(2, [1, 7, 8, 9, 10, 11]))
     assert ends == ["1 length", "2 length"]
+
+
+def test_when_an_output_outgrows_l1_the_next_request_goes_on() -> None:
+    ends = play(tiny(3), request(1, [1, 2], 5), request(2, [3, 4, 5]))
+    assert ends == ["1 error", "2 length"]
+
+
+def test_when_an_output_outgrows_l1_a_waiting_attach_goes_on() -> None:
+    config, attach = tiny(3, l2_pages=4), AttachStorage("memory", drain="queue")
+    ends = play(config, request(1, [1, 2], 5), attach, request(2, [3, 4, 5]))
+    assert ends == ["1 error", "2 length"]
