@@ -136,12 +136,10 @@ def _lru_floor(workload: Workload, capacity: int = 10_000) -> int:
     cache: OrderedDict[bytes, None] = OrderedDict()
     for spec in workload.requests:
         for key in reversed(spec.prompt.page_keys(512, b"")):
-            if key in cache:
-                cache.move_to_end(key)
-            else:
-                cache[key] = None
-                if len(cache) > capacity:
-                    cache.popitem(last=False)
+            cache[key] = None
+            cache.move_to_end(key)
+        while len(cache) > capacity:
+            cache.popitem(last=False)
     return perf_counter_ns() - begun
 
 

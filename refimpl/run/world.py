@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import Final
 
 from refimpl.cluster.router import Router
 from refimpl.core.engine import Engine
 from refimpl.keys import PageKey, namespace_seed
-from refimpl.messages import Answer, AnyEvent, Reply, Step, Submit, Tick, Withdraw
+from refimpl.messages import Answer, AnyEvent, Reply, Step, Submit, Tick
 from refimpl.run.arrivals import Arrivals
 from refimpl.run.lanes import LaneExecutor
 from refimpl.run.record import Record
 from refimpl.workload.request import RequestSpec, Workload
-
-# Orders that no lane carries out: answers, and what only hands with page tables need.
-_FOR_CLIENTS: Final = (Reply, Answer, Withdraw)
 
 
 class Instance:
@@ -48,7 +44,7 @@ class Instance:
         self.inbox.clear()
         step = self.engine.handle(events or (Tick(),), now)
         for command in step.commands:
-            if not isinstance(command, _FOR_CLIENTS):
+            if not isinstance(command, Reply | Answer):
                 self.lanes.submit(command, now)
         return step
 
