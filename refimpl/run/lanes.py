@@ -27,6 +27,7 @@ from refimpl.messages import (
     RunBatch,
     Store,
     Stored,
+    Withdraw,
 )
 from refimpl.run.cost import Cost
 from refimpl.run.device_lanes import BackUpLane, DeviceLane
@@ -103,6 +104,8 @@ class LaneExecutor:
                 self._read.cancel(command.op, now)
             case OpenStorage() | CloseStorage():
                 self._admin.submit(command, now)
+            case Withdraw():
+                pass  # page tables are the business of hands that have pages
             case _:
                 raise AssertionError(f"lanes do not serve {command}")
 

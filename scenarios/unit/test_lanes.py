@@ -30,6 +30,7 @@ from refimpl.messages import (
     StorageOpened,
     Store,
     Stored,
+    Withdraw,
 )
 from refimpl.run.cost import Cost
 from refimpl.run.faults import KINDS, Faults
@@ -131,6 +132,12 @@ def test_a_second_batch_in_flight_is_caught() -> None:
     lanes.submit(decode(), 0)
     with pytest.raises(AssertionError, match="a batch is in flight"):
         lanes.submit(decode(), 0)
+
+
+def test_a_withdrawal_takes_lanes_no_time() -> None:
+    lanes = lanes_of()
+    lanes.submit(Withdraw(3), 0)
+    assert lanes.is_idle
 
 
 def test_a_decode_runs_all_its_steps() -> None:
