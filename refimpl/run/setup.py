@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from refimpl.cluster.router import Router, RouterConfig
 from refimpl.config import (
@@ -221,6 +222,23 @@ class Simulation:
                 f"hit tokens are a lower bound: what prompts share inside one of the trace's"
                 f" blocks of {block} tokens can't be seen with pages of {page}"
             )
+
+    def configuration(self) -> dict[str, Any]:
+        """All that decides a run besides its workload, resolved: the input of a golden's digest."""
+        options, cost = self.options, self.cost
+        return {
+            "engine": asdict(self.engine),
+            "transfer": asdict(self.transfer),
+            "router": asdict(self._router),
+            "instances": options.instances,
+            "store_pages": self._store_pages,
+            "hardware": asdict(cost.hardware),
+            "model": asdict(cost.model),
+            "storage": asdict(cost.storage),
+            "tp_size": options.tp_size,
+            "faults": [options.faults or "", options.fault_seed],
+            "cache_only": options.cache_only,
+        }
 
     # ---- running --------------------------------------------------------------------------------
 
