@@ -146,8 +146,10 @@ def simulate(
         write_rows(rows, output)
     figures = for_output(integers(outcome.record), outcome.wall_ns)
     if as_json:
-        said = {} if explanation is None else {"explain": explanation.lines()}
-        print(json.dumps(figures | {"notices": simulation.notices} | said, sort_keys=True))
+        said: dict[str, Any] = {} if explanation is None else {"explain": explanation.lines()}
+        said["effective"] = simulation.effective()
+        said["notices"] = simulation.notices
+        print(json.dumps(figures | said, sort_keys=True))
         return
     console = terminal()
     show_report(console, figures, rows)
@@ -211,7 +213,11 @@ def golden_diff(
     from refimpl.run.golden import golden_folder
     from refimpl.run.golden_history import diff
 
-    _report(diff(golden_folder(golden_dir), revisions), as_json)
+    findings = diff(golden_folder(golden_dir), revisions)
+    if findings or as_json:
+        _report(findings, as_json)
+    else:
+        print("no case differs")
 
 
 @golden.command("table")
@@ -255,7 +261,8 @@ def main() -> None:
 
 
 def _fail(message: str) -> None:
-    print(f"refimpl: error: {' '.join(message.split())}", file=sys.stderr)
+    if message:  # none when a command group was called alone, which prints its help
+        print(f"refimpl: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -72,6 +72,10 @@ def check(folder: Path, names: Sequence[str] = (), jobs: int | None = None) -> l
 
     ``jobs`` is the number of processes; default: one a core. Raises ConfigError for an unknown name.
     """
+    require(
+        (folder / INDEX_FILE).is_file(),
+        f"{folder / INDEX_FILE} is not there: without it a lost case would not be missed",
+    )
     return _each(folder, _chosen(folder, names), jobs)
 
 
@@ -80,7 +84,8 @@ def update(folder: Path, names: Sequence[str] = (), jobs: int | None = None) -> 
 
     What gave no figures that hold is left as it is: it has to be mended by hand.
     """
-    findings = [_without_hints(finding) for finding in check(folder, names, jobs)]
+    found = _each(folder, _chosen(folder, names), jobs)
+    findings = [_without_hints(finding) for finding in found]
     written = [finding for finding in findings if finding.document is not None]
     for finding in written:
         path = folder / finding.case / EXPECTED_FILE
@@ -200,8 +205,8 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _on_disk(folder: Path) -> Iterable[str]:
-    hidden = (".", "_")
-    return (each.name for each in folder.iterdir() if each.is_dir() and each.name[0] not in hidden)
+    files = (CASE_FILE, EXPECTED_FILE)
+    return {path.parent.name for file in files for path in folder.glob(f"*/{file}")}
 
 
 def _text(document: Document | None) -> str:

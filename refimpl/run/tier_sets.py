@@ -6,13 +6,13 @@ Must not know: the terminal. Called by: the command line (``refimpl run``, ``ref
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from refimpl.config import ConfigError, require
 from refimpl.run.golden import expected
-from refimpl.run.options import Options
+from refimpl.run.options import MULTI_TURN, Options
 from refimpl.run.record import Row
 from refimpl.run.report import by_turn, integers
 from refimpl.run.setup import Simulation
@@ -50,20 +50,22 @@ def tier_sets(options: Options) -> dict[str, Options]:
         not options.cache_only,
         "refimpl run compares TTFT, which --cache-only has not: use refimpl simulate",
     )
-    alone = replace(
-        options,
-        enable_hierarchical_cache=False,
-        hicache_storage_backend=None,
-        hicache_storage_prefetch_policy=None,
-        hicache_storage_backend_extra_config=None,
-    )
+    if options.trace is not None and options.workload == MULTI_TURN["workload"]:
+        options = replace(options, workload=None)  # the default gives way
     storage = options.hicache_storage_backend or "memory"
+    full = replace(options, enable_hierarchical_cache=True, hicache_storage_backend=storage)
+    one = replace(options, enable_hierarchical_cache=False, **_defaults("hicache_"))
     return {
-        NAMES[0]: replace(alone, disable_radix_cache=True),
-        NAMES[1]: alone,
-        NAMES[2]: replace(alone, enable_hierarchical_cache=True),
-        NAMES[3]: replace(options, enable_hierarchical_cache=True, hicache_storage_backend=storage),
+        NAMES[0]: replace(one, disable_radix_cache=True),
+        NAMES[1]: one,
+        NAMES[2]: replace(full, **_defaults("hicache_storage_")),
+        NAMES[3]: full,
     }
+
+
+def _defaults(start: str) -> dict[str, Any]:
+    """Fields whose names begin like that, as they are when nothing is said."""
+    return {entry.name: entry.default for entry in fields(Options) if entry.name.startswith(start)}
 
 
 def run_tier_sets(options: Options) -> list[TierSet]:
