@@ -116,6 +116,11 @@ def unmet(case: Case, document: Document) -> list[str]:
     requests = _figure(figures, "requests")
     if requests < REQUESTS_MIN:
         problems.append(f"{requests} requests are below the {REQUESTS_MIN} of a case")
+    problems += [
+        f"{path} is {value}, which no count or time can be"
+        for path, value in figures.items()
+        if isinstance(value, int) and value < 0
+    ]
     for path in case.above_zero:
         value = _figure(figures, path)
         if value <= 0:
