@@ -132,9 +132,10 @@ def simulate(
     from refimpl.run.report import for_output, integers
     from refimpl.run.setup import Simulation
     from refimpl.run.show import progress_bar, show_report, terminal
-    from refimpl.run.table import check_output, write_rows
 
     if output is not None:
+        from refimpl.run.table import check_output  # brings polars, which takes its time to load
+
         check_output(output)
     simulation = Simulation(options)
     explanation = None if explain is None else Explanation(simulation, explain)
@@ -143,6 +144,8 @@ def simulate(
     _tell(simulation.notices)
     rows = list(outcome.record.rows.values())
     if output is not None:
+        from refimpl.run.table import write_rows
+
         write_rows(rows, output)
     figures = for_output(integers(outcome.record), outcome.wall_ns)
     if as_json:
