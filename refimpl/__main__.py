@@ -1,4 +1,4 @@
-"""The command line: ``refimpl run | simulate | workloads``, the same as ``python -m refimpl``.
+"""The command line: ``refimpl run | simulate | golden | workloads``, the same as ``python -m refimpl``.
 
 What a command needs is imported when it runs, so that each starts as fast as it can: none of the
 light ones loads torch or numba. Exit codes: 0 done, 1 a check failed, 2 the input can't work.
@@ -9,27 +9,38 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from refimpl.config import ConfigError
-from refimpl.run.options import GROUPS, Options
+from refimpl.run.options import GROUPS, MULTI_TURN, Options
 
+_LOOK: dict[str, Any] = {
+    "no_args_is_help": True,
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+}
 app = typer.Typer(
     help="Reference implementation of hierarchical KV caching: HiCache with its three tiers.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    **_LOOK,
 )
+golden = typer.Typer(help="Golden cases: hit rates and TTFT, compared exactly.", **_LOOK)
+app.add_typer(golden, name="golden")
 
 
-def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of ``Options`` in front of its own; it gets them as ``options``."""
+def _with_options(
+    command: Callable[..., None], defaults: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[..., None]:
+    """Give a command the flags of ``Options`` in front of its own; it gets them as ``options``.
+
+    ``defaults`` are the command's own, by field.
+    """
     types, panel = get_type_hints(Options), "Load"
     own = [
         parameter.replace(annotation=eval(parameter.annotation, globals()))
@@ -47,7 +58,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
             inspect.Parameter(
                 entry.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=entry.default,
+                default=defaults.get(entry.name, entry.default),
                 annotation=Annotated[types[entry.name], option],
             )
         )
@@ -83,6 +94,31 @@ Explain = Annotated[
 ]
 
 
+GoldenDir = Annotated[
+    Path | None, typer.Option(help="folder of the cases; default: ./golden, or the project's own")
+]
+Cases = Annotated[list[str] | None, typer.Argument(help="names of cases; default: all")]
+
+
+@app.command()
+@partial(_with_options, defaults=MULTI_TURN)
+def run(options: Options, as_json: AsJson = False) -> None:
+    """Show what each tier is worth: the same chats with no cache, L1, L2 and L3."""
+    from refimpl.run.show import show_tier_sets, terminal
+    from refimpl.run.tier_sets import for_json, notices, run_tier_sets
+
+    done = run_tier_sets(options)
+    if as_json:
+        print(json.dumps(for_json(done), sort_keys=True))
+        return
+    _tell(notices(done))
+    print(
+        f"Simulated on a virtual clock, {options.model} on {options.hardware}:"
+        " no model was loaded and no byte was moved."
+    )
+    show_tier_sets(terminal(), done)
+
+
 @app.command()
 @_with_options
 def simulate(
@@ -95,26 +131,30 @@ def simulate(
     from refimpl.run.explain import Explanation
     from refimpl.run.report import for_output, integers
     from refimpl.run.setup import Simulation
-    from refimpl.run.show import show_report
-    from refimpl.run.table import check_output, write_rows
+    from refimpl.run.show import progress_bar, show_report, terminal
 
     if output is not None:
+        from refimpl.run.table import check_output  # brings polars, which takes its time to load
+
         check_output(output)
     simulation = Simulation(options)
     explanation = None if explain is None else Explanation(simulation, explain)
-    with _progress(len(simulation.workload.requests)) as progress:
+    with progress_bar(len(simulation.workload.requests)) as progress:
         outcome = simulation.run(progress, explanation)
-    for notice in simulation.notices:
-        print(f"notice: {notice}", file=sys.stderr)
+    _tell(simulation.notices)
     rows = list(outcome.record.rows.values())
     if output is not None:
+        from refimpl.run.table import write_rows
+
         write_rows(rows, output)
     figures = for_output(integers(outcome.record), outcome.wall_ns)
     if as_json:
-        said = {} if explanation is None else {"explain": explanation.lines()}
-        print(json.dumps(figures | {"notices": simulation.notices} | said, sort_keys=True))
+        said: dict[str, Any] = {} if explanation is None else {"explain": explanation.lines()}
+        said["effective"] = simulation.effective()
+        said["notices"] = simulation.notices
+        print(json.dumps(figures | said, sort_keys=True))
         return
-    console = _console()
+    console = terminal()
     show_report(console, figures, rows)
     if explanation is not None:
         console.print("\n".join(explanation.lines()), highlight=False)
@@ -142,36 +182,86 @@ def bench(
 ) -> None:
     """Measure the simulator or the tree beside a floor taken in the same run."""
     from refimpl.run.bench import run_bench
-    from refimpl.run.show import figure_rows, grid
+    from refimpl.run.show import figure_rows, grid, terminal
 
     figures = run_bench(name, trace)
     if as_json:
         print(json.dumps(figures, sort_keys=True))
     else:
-        _console().print(grid(f"bench {name}", ("figure", "value"), figure_rows(figures)))
+        terminal().print(grid(f"bench {name}", ("figure", "value"), figure_rows(figures)))
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on a terminal; nothing in a pipe."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+@golden.command("check")
+def golden_check(
+    cases: Cases = None, golden_dir: GoldenDir = None, as_json: AsJson = False
+) -> None:
+    """Run the cases and compare exactly. Any difference fails, an improvement as well."""
+    from refimpl.run.golden import check, golden_folder
 
-    bar = Progress(
-        BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)
-    )
-    with bar:
-        task = bar.add_task("", total=total)
-        yield lambda count: bar.update(task, advance=count)
+    findings = check(golden_folder(golden_dir), cases or ())
+    _report(findings, as_json)
+    if any(finding.is_failure for finding in findings):
+        raise typer.Exit(1)
 
 
-def _console() -> Any:
-    from rich.console import Console
+@golden.command("update")
+def golden_update(
+    cases: Cases = None, golden_dir: GoldenDir = None, as_json: AsJson = False
+) -> None:
+    """Write down what the cases give now, and show what that changes."""
+    from refimpl.run.golden import golden_folder, update
+    from refimpl.run.tier_sets import rewrite_readme
 
-    return Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 110)
+    folder = golden_folder(golden_dir)
+    findings = update(folder, cases or ())
+    _report(findings, as_json)
+    if rewrite_readme(folder):
+        print("the table in README.md is new as well", file=sys.stderr)
+    if any(finding.document is None for finding in findings):
+        raise typer.Exit(1)
+
+
+@golden.command("diff")
+def golden_diff(
+    revisions: Annotated[
+        str, typer.Argument(metavar="BASE[..HEAD]", help="git revisions; BASE alone: against now")
+    ],
+    golden_dir: GoldenDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how the written figures of two revisions differ. Runs nothing."""
+    from refimpl.run.golden import golden_folder
+    from refimpl.run.golden_history import diff
+
+    findings = diff(golden_folder(golden_dir), revisions)
+    if findings or as_json:
+        _report(findings, as_json)
+    else:
+        print("no case differs")
+
+
+@golden.command("table")
+def golden_table(golden_dir: GoldenDir = None) -> None:
+    """Print the table of the multi-turn cases, as the README has it."""
+    from refimpl.run.golden import golden_folder
+    from refimpl.run.tier_sets import markdown
+
+    print(markdown(golden_folder(golden_dir)), end="")
+
+
+def _report(findings: list[Any], as_json: bool) -> None:
+    from refimpl.run.golden_show import for_json, show_findings
+    from refimpl.run.show import terminal
+
+    if as_json:
+        print(json.dumps(for_json(findings), sort_keys=True))
+    else:
+        show_findings(terminal(), findings)
+
+
+def _tell(notices: list[str]) -> None:
+    for notice in notices:
+        print(f"notice: {notice}", file=sys.stderr)
 
 
 def main() -> None:
@@ -191,7 +281,8 @@ def main() -> None:
 
 
 def _fail(message: str) -> None:
-    print(f"refimpl: error: {' '.join(message.split())}", file=sys.stderr)
+    if message:  # none when a command group was called alone, which prints its help
+        print(f"refimpl: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
 
 

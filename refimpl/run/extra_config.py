@@ -120,7 +120,7 @@ def _parse(text: str) -> dict[str, Any]:
             raise ConfigError(f"{where} can't be read: {_line(error)}") from None
     try:
         keys = load(text)
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{where} is malformed: {_line(error)}") from None
     require(isinstance(keys, dict), f"{where} must be an object of keys and values")
     assert isinstance(keys, dict)

@@ -96,6 +96,13 @@ class Options:
     fault_seed: int = flag(0, "seed of the faults")
 
 
+# What `refimpl run` and the table of the README show, unless flags say otherwise.
+MULTI_TURN: Final[dict[str, Any]] = {
+    "workload": "multi_turn:clients=24,rounds=10,request_length=2048,rate=0.3,think_ms=12000",
+    "seed": 1,
+    "max_total_tokens": 120_000,
+}
+
 GROUPS: Final = {
     "workload": "Load",
     "page_size": "Cache",

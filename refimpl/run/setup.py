@@ -11,10 +11,11 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from refimpl.cluster.router import Router, RouterConfig
+from refimpl.cluster.router import POLICIES, Router, RouterConfig
 from refimpl.config import (
     CacheConfig,
     ConfigError,
@@ -27,24 +28,26 @@ from refimpl.config import (
     resolve_transfer,
 )
 from refimpl.core.engine import Engine
-from refimpl.run.cost import Cost
+from refimpl.run.cost import HOST_RESERVE_BYTES, Cost
 from refimpl.run.extra_config import ExtraConfig, read_extra_config
 from refimpl.run.faults import Faults
 from refimpl.run.hardware import hardware_named, model_named
 from refimpl.run.lanes import LaneExecutor
-from refimpl.run.options import Options
+from refimpl.run.options import Options, option_names
 from refimpl.run.record import Listener, Record
 from refimpl.run.replay import CacheReplay
 from refimpl.run.store import SharedStore
 from refimpl.run.world import Instance, World
 from refimpl.units import GB, PER_MILLION, scaled_decimal
+from refimpl.workload.family import shown
 from refimpl.workload.request import Workload
 from refimpl.workload.scenario import parse_scenario
-from refimpl.workload.trace import read_trace
+from refimpl.workload.trace import TRACE_FORMATS, read_trace
 
 STORAGE_BACKENDS = ("memory", "file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic")
 _CHUNK_TOKENS = 8192  # upstream's default on large devices
 _INSTANCES_MAX = 1024
+_DEFAULTS = Options()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,16 @@ class Simulation:
         self.cost = self._cost(self.transfer)
         self.engine = self._engine(extra)
         self._store_pages = self._capacity_pages(extra)
-        self._router = RouterConfig(policy=options.router_policy, seed=options.seed)
-        self._check_instances()
+        self._router = self._routing()
+        self._check_replay()
         self._faults = [
             Faults.parse(options.faults or "", options.fault_seed + index)
             for index in range(options.instances)
         ]
         self.workload = self._workload() if workload is None else workload
         self._note_blocks()
+        self._note_sizes()
+        self._note_unused()
 
     # ---- checking -------------------------------------------------------------------------------
 
@@ -194,19 +199,62 @@ class Simulation:
         require(pages >= 1, "max_size of the storage backend is below one page")
         return pages
 
-    def _check_instances(self) -> None:
-        count = self.options.instances
+    def _routing(self) -> RouterConfig:
+        count, policy = self.options.instances, self.options.router_policy
         require(
             1 <= count <= _INSTANCES_MAX,
             f"--instances {count} must be 1 to {_INSTANCES_MAX}",
         )
-        require(
-            count == 1 or not self.options.cache_only,
-            "--cache-only replays through one cache: leave --instances at 1",
-        )
+        require_choice("--router-policy", policy, POLICIES)
+        return RouterConfig(policy=policy, seed=self.options.seed)
+
+    def _check_replay(self) -> None:
+        """Refuse what has no meaning where requests pass through the cache one by one."""
+        options = self.options
+        if not options.cache_only:
+            return
+        alone = "--cache-only replays through one cache"
+        require(options.instances == 1, f"{alone}: leave --instances at 1")
+        require(not options.disable_radix_cache, f"{alone}: leave out --disable-radix-cache")
+        require(not options.faults, f"{alone}, whose copies can't fail: leave out --faults")
+
+    def _note_sizes(self) -> None:
+        """Say which tiers could not exist on this hardware; the run goes on with them."""
+        options, cost, cache = self.options, self.cost, self.engine.cache
+        if options.cache_only:
+            return  # no hardware
+        hbm = cost.hardware.hbm_bytes * _decimal("", options.mem_fraction_static, 100) // 100
+        if (l1 := (cache.l1_pages or 0) * cost.page_bytes) > hbm - cost.weight_bytes:
+            self.notices.append(
+                f"L1 takes {_gb(l1)} a rank and {options.hardware} has"
+                f" {_gb(max(hbm - cost.weight_bytes, 0))} beside the weights of {options.model}:"
+                " figures are those of a larger device"
+            )
+        host = (cost.hardware.host_bytes - HOST_RESERVE_BYTES) // cost.hardware.ranks_per_host
+        if (l2 := (cache.l2_pages or 0) * cost.page_bytes) > host:
+            self.notices.append(
+                f"L2 takes {_gb(l2)} a rank and a host of {options.hardware} has {_gb(host)}:"
+                " figures are those of a larger host"
+            )
+
+    def _note_unused(self) -> None:
+        """Say which flags do nothing because the host tier is off."""
+        options = self.options
+        if options.enable_hierarchical_cache:
+            return
+        said = [
+            f"--{name}"
+            for name, field in option_names().items()
+            if name.startswith("hicache-") and getattr(options, field) != getattr(_DEFAULTS, field)
+        ]
+        if said:
+            self.notices.append(
+                f"{', '.join(said)} without --enable-hierarchical-cache: there is no L2"
+            )
 
     def _workload(self) -> Workload:
         options = self.options
+        require_choice("--trace-format", options.trace_format, tuple(TRACE_FORMATS))
         require(
             options.trace is None or options.workload is None,
             "--trace and --workload exclude each other; keep one",
@@ -223,6 +271,35 @@ class Simulation:
                 f"hit tokens are a lower bound: what prompts share inside one of the trace's"
                 f" blocks of {block} tokens can't be seen with pages of {page}"
             )
+
+    def configuration(self) -> dict[str, Any]:
+        """All that decides a run besides its workload, resolved: the input of a golden's digest."""
+        options, cost = self.options, self.cost
+        return {
+            "engine": asdict(self.engine),
+            "transfer": asdict(self.transfer),
+            "router": asdict(self._router),
+            "instances": options.instances,
+            "store_pages": self._store_pages,
+            "hardware": asdict(cost.hardware),
+            "model": asdict(cost.model),
+            "storage": asdict(cost.storage),
+            "tp_size": options.tp_size,
+            "faults": [options.faults or "", options.fault_seed],
+            "cache_only": options.cache_only,
+        }
+
+    def effective(self) -> dict[str, Any]:
+        """What the run uses, where that isn't plain from the flags; None: without a limit."""
+        cache = self.engine.cache
+        return {
+            "layout": self.transfer.layout,
+            "io_backend": self.transfer.io_backend,
+            "l1_pages": cache.l1_pages,
+            "l2_pages": cache.l2_pages,
+            "l3_pages": self._store_pages if self.engine.storage_attached else 0,
+            "prefetch_policy": cache.prefetch.policy if self.engine.storage_attached else "",
+        }
 
     # ---- running --------------------------------------------------------------------------------
 
@@ -287,7 +364,7 @@ def _eviction(options: Options) -> EvictionConfig:
     name = "--radix-eviction-policy-config"
     try:
         keys = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is malformed: {error}") from None
     require(isinstance(keys, dict), f"{name} must be a JSON object")
     known = {"slru": ("protected_threshold",), "tlru": ("threshold", "next_prompt_estimate")}
@@ -302,8 +379,12 @@ def _eviction(options: Options) -> EvictionConfig:
     return EvictionConfig(options.radix_eviction_policy, **keys)
 
 
+def _gb(size: int) -> str:
+    return f"{size / GB:,.1f} GB"
+
+
 def _decimal(name: str, text: str, scale: int) -> int:
     try:
         return scaled_decimal(text, scale)
     except ValueError:
-        raise ConfigError(f"{name} {text!r} is not a number") from None
+        raise ConfigError(f"{name} {shown(text)} is not a number") from None

@@ -1,22 +1,47 @@
-"""Reports for people: tables in the terminal.
+"""Reports for people: tables and bars in the terminal.
 
 Must not know: engines, how figures came about. Called by: the command line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from refimpl.run.record import Row
 from refimpl.run.report import by_turn
-from refimpl.units import NS_PER_MS
+from refimpl.run.tier_sets import TierSet
+from refimpl.units import NS_PER_MS, PER_MILLION
 
-_TURNS_MAX = 20
+_TURNS_MAX: Final = 20
+_PIPE_WIDTH: Final = 110  # columns of a table that nobody's terminal limits
+
+
+def terminal() -> Console:
+    """Where tables go. In a pipe no line is broken to fit a terminal."""
+    is_terminal = sys.stdout.isatty()
+    return Console(soft_wrap=not is_terminal, width=None if is_terminal else _PIPE_WIDTH)
+
+
+@contextmanager
+def progress_bar(total: int) -> Iterator[Callable[[int], None] | None]:
+    """A bar on a terminal, told how many more are done; nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = Progress(
+        BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)
+    )
+    with bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.update(task, advance=count)
 
 
 def milliseconds(ns: int) -> str:
@@ -89,9 +114,11 @@ def _page_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, f"{pages:,}") for name, pages in rows if pages]
 
 
-def _turn_table(turns: list[tuple[int, int, dict[str, int], dict[str, int]]]) -> Table:
+def _turn_table(
+    turns: list[tuple[int, int, dict[str, int], dict[str, int]]], title: str = "By turn"
+) -> Table:
     return grid(
-        "By turn",
+        title,
         ("turn", "requests", "device", "host", "storage", "computed", "p50 TTFT", "p99 TTFT"),
         [
             (
@@ -121,3 +148,39 @@ def figure_rows(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, st
                 (f"{prefix}{name}", f"{value:,.1f}" if isinstance(value, float) else str(value))
             )
     return rows
+
+
+def show_tier_sets(console: Console, done: list[TierSet]) -> None:
+    """The comparison of ``refimpl run``: one line a tier set, then the turns of the full one."""
+    first = done[0].figures
+    console.print(
+        grid(
+            f"{first['requests']:,} requests, {first['prompt_tokens']:,} prompt tokens",
+            (
+                "tiers",
+                "from L1",
+                "from L2",
+                "from L3",
+                "computed",
+                "hit rate",
+                "p50 TTFT",
+                "p99 TTFT",
+            ),
+            [_tier_set_row(each.name, each.figures) for each in done],
+        )
+    )
+    turns = by_turn(done[-1].rows)
+    if 1 < len(turns) <= _TURNS_MAX:
+        console.print(_turn_table(turns, f"By turn, {done[-1].name}"))
+
+
+def _tier_set_row(name: str, figures: dict[str, Any]) -> list[str]:
+    hits, ttft = figures["hit_tokens"], figures["ttft_ns"]
+    return [
+        name,
+        *(f"{hits[tier]:,}" for tier in ("device", "host", "storage")),
+        f"{figures['computed_tokens']:,}",
+        f"{100 * figures['hit_rate_ppm'] / PER_MILLION:.1f} %",
+        milliseconds(ttft["p50"]),
+        milliseconds(ttft["p99"]),
+    ]
