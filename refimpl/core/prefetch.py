@@ -199,7 +199,7 @@ class Prefetcher:
     # ---- waiting --------------------------------------------------------------------------------
 
     def must_wait(self, request: Request, now: int) -> bool:
-        """The device may take ``request``: does it go on waiting for L3? If not, what landed is in the tree."""
+        """The device may take ``request``: does it wait for L3 on? If not, what landed is in the tree."""
         if not request.fetches:
             return False
         for op_id in request.fetches:
