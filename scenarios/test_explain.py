@@ -115,6 +115,27 @@ def test_a_page_that_was_never_written_is_told() -> None:
     assert "L3 did not have its next page: it was never written, not written yet, or" in said
 
 
+def test_pages_that_l3_did_not_deliver_in_time_are_told() -> None:
+    others = [prompt(name, 30) for name in range(2, 7)]
+    said = explained(
+        asked(prompt(1, 30), *others, prompt(1, 30)),
+        **{**L3, "hicache_storage_backend": "aibrix", "hicache_storage_prefetch_policy": "timeout"},
+        hicache_storage_backend_extra_config='{"prefetch_timeout_base": 0.001}',
+    )
+    assert "L3 storage: 0 pages hit" in said
+    assert "evicted from L1 and L2; L3 had it, and not all of that arrived in time" in said
+    assert "it stopped waiting for L3 at its deadline; 0 pages had arrived" in said
+
+
+def test_a_page_that_a_selective_policy_never_wrote_is_not_said_to_have_left_l2() -> None:
+    said = explained(
+        asked(prompt(1, 30), prompt(2, 30), prompt(1, 30)),
+        **L2,
+        hicache_write_policy="write_through_selective",
+    )
+    assert "L2 has it no more or never had (write_through_selective)" in said
+
+
 @pytest.mark.parametrize("key", ["extra_key", "cache_salt", "lora_id"])
 def test_equal_tokens_of_another_namespace_are_told(key: str) -> None:
     said = explained(asked(prompt(1, 8), prompt(1, 8), **{key: "tenant"}))
