@@ -174,6 +174,23 @@ def workloads() -> None:
     print(scenario_help(), end="")
 
 
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="sim or tree")],
+    trace: Annotated[Path | None, typer.Option(help="Mooncake trace to replay in sim")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the simulator or the tree beside a floor taken in the same run."""
+    from refimpl.run.bench import run_bench
+    from refimpl.run.show import figure_rows, grid, terminal
+
+    figures = run_bench(name, trace)
+    if as_json:
+        print(json.dumps(figures, sort_keys=True))
+    else:
+        terminal().print(grid(f"bench {name}", ("figure", "value"), figure_rows(figures)))
+
+
 @golden.command("check")
 def golden_check(
     cases: Cases = None, golden_dir: GoldenDir = None, as_json: AsJson = False

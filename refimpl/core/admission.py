@@ -75,6 +75,8 @@ class Admission:
             return "budget"
         anchor = self._cache.page_at(match, device + load - 1) if device + load else None
         if not self._reserve(request, device, load, tokens, anchor, growth_tokens):
+            if anchor is not None and self._cache.tree.split_below(anchor):
+                return self.try_admit(batch, request, growth_tokens)  # what hung on it may go
             return "room"
         if load < usable - device:
             self._skip(request, "load_back", usable - device, "below_threshold")

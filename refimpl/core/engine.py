@@ -139,17 +139,15 @@ class Engine:
                 assert_never(event)
 
     def _settle(self, now: int) -> None:
-        """The pass after the events: a waiting change if idle, held requests, the next batch."""
-        attachment = self._attachment
-        if attachment.holds_back:
-            if self.scheduler.is_empty and not len(self.cache.ops):
-                attachment.start()
-        elif self._held:
+        """The pass after the events: held requests, the next batch, a waiting change if idle."""
+        if self._held and not self._attachment.holds_back:
             held, self._held = self._held, []
             for submit in held:
                 self._enqueue(submit, now)
         self.scheduler.schedule(now)
         self._forget_over()
+        if self._attachment.holds_back and self.scheduler.is_empty and not len(self.cache.ops):
+            self._attachment.start()
 
     def _cut_for_queue(self) -> None:
         if self.scheduler.queue:

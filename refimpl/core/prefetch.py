@@ -48,7 +48,8 @@ class FetchOp(Op):
         self.slots: list[int] = []  # of the pages being read; empty while probing
         self.landed = 0  # leading pages that have arrived
         self.entered = 0  # of them, pages that are in the tree
-        self.waiters: dict[int, int] = {}  # rid -> when it began to wait
+        # rid -> when it began to wait, and the depth up to which the pages are its own too
+        self.waiters: dict[int, tuple[int, int]] = {}
         self.cancelled = False
 
 
@@ -82,7 +83,7 @@ class Prefetcher:
             if op is None or op.cancelled:
                 break
             shared = _common_end(op.keys, request.keys, last)
-            self._join(op, request, now)
+            self._join(op, request, now, shared)
             self._note(request.rid, "joined", shared - have)
             have = shared
         if last - have >= prefetch_pages_min(self._cache.config):
@@ -114,11 +115,11 @@ class Prefetcher:
         op = FetchOp(op_id, request.rid, request.keys[:last], first, anchor)
         self._cache.ops.open(op)
         self._fetches[op.keys[first]] = op
-        self._join(op, request, now)
+        self._join(op, request, now, last)
         self._out.commands.append(Probe(op.id, request.rid, request.keys[first:last]))
 
-    def _join(self, op: FetchOp, request: Request, now: int) -> None:
-        op.waiters[request.rid] = now
+    def _join(self, op: FetchOp, request: Request, now: int, last: int) -> None:
+        op.waiters[request.rid] = (now, last)
         request.fetches.append(op.id)
         self._waiting[request.rid] = request
 
@@ -211,8 +212,10 @@ class Prefetcher:
         new, node = self._cache.insert_fetched(op.keys, first, op.slots[op.entered : op.landed])
         self._note(op.rid, "landed", new, "" if node is not None else "parent_missing")
         if node is not None:
-            for rid in op.waiters:
-                request, last = self._waiting[rid], op.first + op.landed
+            for rid, (_, shared) in op.waiters.items():
+                request, last = self._waiting[rid], min(op.first + op.landed, shared)
+                if last <= first:
+                    continue
                 request.fetched.append((first, last))
                 if request.expected >= first:
                     request.expected = max(request.expected, last)
@@ -221,14 +224,19 @@ class Prefetcher:
     # ---- waiting --------------------------------------------------------------------------------
 
     def must_wait(self, request: Request, now: int) -> bool:
-        """The device could take ``request``: does it go on waiting for L3? If not, it has left its ops."""
+        """The device may take ``request``: does it wait on? If not, what landed is in the tree."""
         if not request.fetches:
             return False
         for op_id in request.fetches:
             if self._keeps_waiting(self._get(op_id), request.rid, now):
                 return True
-        self.leave(request, timed_out=self._config.policy == "timeout")
+        for op_id in request.fetches:
+            self._enter(self._get(op_id))
         return False
+
+    def admitted(self, request: Request) -> None:
+        """``request`` runs, so it waits no longer."""
+        self.leave(request, timed_out=self._config.policy == "timeout")
 
     def _keeps_waiting(self, op: FetchOp, rid: int, now: int) -> bool:
         match self._config.policy:
@@ -241,7 +249,7 @@ class Prefetcher:
 
     def _deadline(self, op: FetchOp, rid: int) -> int:
         tokens = len(op.slots) * self._cache.config.page_size
-        return op.waiters[rid] + prefetch_timeout_ns(self._config, tokens)
+        return op.waiters[rid][0] + prefetch_timeout_ns(self._config, tokens)
 
     def deadline(self, now: int) -> int | None:
         """The next time after ``now`` at which a request may stop waiting, or None."""

@@ -92,5 +92,6 @@ class Request:
         while len(keys) <= index:
             prior = keys[-1] if keys else self.seed
             at = len(keys)
-            keys.append(self.prompt.output_key(at, page_size, prior, self.rid, self.produced))
+            key = self.prompt.output_key(at, page_size, prior, self.rid, self.produced, self.seed)
+            keys.append(key)
         return keys[index]

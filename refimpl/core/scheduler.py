@@ -32,6 +32,7 @@ from refimpl.messages import (
     RunBatch,
     Withdraw,
 )
+from refimpl.units import ceil_div
 
 # Most decode steps in one batch. Slots for that many are taken beforehand, so a longer run would
 # evict earlier than decoding step by step does; a shorter one costs a batch more often. Assumed.
@@ -80,8 +81,13 @@ class Scheduler:
 
     def schedule(self, now: int) -> None:
         """If nothing is in flight, order the next batch, if there is one."""
-        if self.in_flight is not None:
-            return
+        while self.in_flight is None:
+            over = len(self._over)
+            self._form(now)
+            if len(self._over) == over:
+                return  # nobody ended for lack of room, so nobody else can go on instead
+
+    def _form(self, now: int) -> None:
         batch = Batch()
         if self.chunked is not None:
             self._continue_chunked(batch, self.chunked)
@@ -98,7 +104,7 @@ class Scheduler:
     def _continue_chunked(self, batch: Batch, request: Request) -> None:
         if self._admission.add_chunk(batch, request):
             self._note_chunk(batch)
-        elif not self.decoding.requests and not self._is_room_coming():
+        elif not self.decoding.requests and not len(self._cache.ops):
             self._finish(request, "error: the prompt does not fit into L1 beside what is locked")
 
     def _note_chunk(self, batch: Batch) -> None:
@@ -116,6 +122,7 @@ class Scheduler:
                 continue
             refusal = self._admission.try_admit(batch, request, self._growth_tokens(batch))
             if not refusal:
+                self._prefetcher.admitted(request)
                 self._note_chunk(batch)
                 continue
             passed.append(request)
@@ -175,10 +182,15 @@ class Scheduler:
             if self._is_room_coming():
                 return 0
             running = [request for request, _ in self.decoding.requests.values()]
-            if len(running) == 1:
-                self._finish(running[0], "error: the output has outgrown L1")
-            else:
+            if self.chunked is not None:  # the youngest of all
+                self._out.facts.append(Retracted(self.chunked.rid))
+                self._start_over(self.chunked)
+            elif len(running) > 1:
                 self._retract(max(running, key=lambda request: request.admitted_at))
+            elif len(self._cache.ops):
+                return 0  # what they pin may be the room
+            else:
+                self._finish(running[0], "error: the output has outgrown L1")
         return 0
 
     def _is_room_coming(self) -> bool:
@@ -187,6 +199,11 @@ class Scheduler:
         return ops.pages_of(WRITE_BACK) > 0 or ops.pages_of(BACK_UP) > 0
 
     def _retract(self, request: Request) -> None:
+        self.decoding.settle(request)
+        capacity = self._cache.device.pool.capacity
+        if capacity is not None and ceil_div(request.tokens, self._page_size) > capacity:
+            self._finish(request, "error: the output has outgrown L1")
+            return
         self.decoding.leave(request)
         self._let_go(request)
         request.state = QUEUED
@@ -215,10 +232,10 @@ class Scheduler:
     def _prefill_done(self, batch: Batch, loads_failed: tuple[int, ...]) -> None:
         void = self._end_loads(batch, loads_failed)
         for request, item in batch.items:
-            if request.rid in void:
-                self._start_over(request)
-            else:
+            if request.rid not in void:
                 self._chunk_done(request, item)
+        for request in reversed(list(void.values())):  # back to the head of the queue, in order
+            self._start_over(request)
 
     def _end_loads(self, batch: Batch, loads_failed: tuple[int, ...]) -> dict[int, Request]:
         """Loaded pages become READY; returns the requests whose prefix did not arrive.
@@ -228,7 +245,7 @@ class Scheduler:
         void: dict[int, Request] = {}
         for request, _ in batch.items:
             if request.rid in loads_failed or any(
-                _hangs_on(request, other.loading[0]) for other in void.values()
+                _hangs_on(request, other.loading[0]) for other in void.values() if other.loading
             ):
                 void[request.rid] = request
         for request, _ in batch.items:
@@ -340,6 +357,8 @@ class Scheduler:
         """Its slots are free, its pages stay in the tree, nothing is pinned for it any more."""
         self._cache.device.pool.give_back(request.slots)
         request.slots = []
+        if self._tables:
+            self._tables = [table for table in self._tables if table.rid != request.rid]
         if request.anchor is not None:
             self._cache.tree.unpin(request.anchor)
         request.anchor = request.own = None

@@ -137,6 +137,19 @@ def _turn_table(
     )
 
 
+def figure_rows(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested figures as flat rows."""
+    rows: list[tuple[str, str]] = []
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            rows += figure_rows(value, f"{prefix}{name}.")
+        else:
+            rows.append(
+                (f"{prefix}{name}", f"{value:,.1f}" if isinstance(value, float) else str(value))
+            )
+    return rows
+
+
 def show_tier_sets(console: Console, done: list[TierSet]) -> None:
     """The comparison of ``refimpl run``: one line a tier set, then the turns of the full one."""
     first = done[0].figures

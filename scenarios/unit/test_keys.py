@@ -249,6 +249,15 @@ def test_ids_past_the_prompt_name_the_output() -> None:
     assert parent.output_key(1, 16, b"", 9, array("I")) == child.page_keys(16, b"")[1]
 
 
+def test_a_linked_output_page_has_the_name_of_the_next_turn_in_its_namespace_alone() -> None:
+    parent, child = BlockPrompt(16, (1, 2), 16), BlockPrompt(32, (1, 2), 16)
+    names = []
+    for seed in (b"", namespace_seed("a"), namespace_seed("b")):
+        names.append(parent.output_key(1, 16, b"", 9, array("I"), seed))
+        assert names[-1] == child.page_keys(16, seed)[1]
+    assert len(set(names)) == 3
+
+
 def test_an_output_that_no_turn_repeats_has_a_name_of_its_own() -> None:
     prompt = BlockPrompt(16, (1,), 16)
     names = [prompt.output_key(1, 16, b"", rid, array("I")) for rid in (1, 2)]

@@ -242,7 +242,8 @@ def test_azure_times_are_exact_to_a_hundred_nanoseconds(write: Write) -> None:
     workload = read_trace(path, "azure")
     midnight = (5 * 3600 + 44 * 60 + 14) * NS_PER_S - 680_590_000
     assert arrivals(workload) == [0, 100, midnight]
-    assert [(r.prompt.length, r.output_tokens) for r in workload.requests][0] == (374, 44)
+    first = workload.requests[0]
+    assert (first.prompt.length, first.output_tokens) == (374, 44)
 
 
 @pytest.mark.parametrize(
