@@ -186,7 +186,7 @@ def test_a_folder_that_the_index_lacks_is_new_and_fails(folder: Path) -> None:
 
 def test_without_an_index_nothing_passes(folder: Path) -> None:
     (folder / "index.toml").unlink()
-    with pytest.raises(ConfigError, match="index.toml is not there"):
+    with pytest.raises(ConfigError, match=r"index\.toml is not there"):
         check(folder)
 
 

@@ -125,10 +125,24 @@ class Explanation:
                 f"request {maker} computed it on instance {instance}, whose L1 and L2 are its own,"
                 f" and this one ran on instance {self._instance}"
             )
-        gone = "evicted from L1" + (" and L2" if self._config.cache.has_l2 else "")
+        since = f"request {maker} computed it at {at / NS_PER_MS:,.1f} ms; since then it"
         if self._skipped("load_back"):
-            gone = "in L2 and was not loaded back"
-        return f"request {maker} computed it at {at / NS_PER_MS:,.1f} ms; since then it was {gone}"
+            return f"{since} went to L2, and it was not loaded back"
+        return f"{since} {self._gone()}{self._late()}"
+
+    def _gone(self) -> str:
+        """Where a page went that neither local tier has."""
+        cache = self._config.cache
+        if not cache.has_l2:
+            return "was evicted from L1"
+        if cache.write_policy == "write_through":
+            return "was evicted from L1 and L2"
+        return f"was evicted from L1, and L2 has it no more or never had ({cache.write_policy})"
+
+    def _late(self) -> str:
+        """What to add when L3 was reading the page and the request went on without it."""
+        steps = {fact.step for _, fact in self._facts if isinstance(fact, Prefetch)}
+        return "; L3 had it, and not all of that arrived in time" if "stopped" in steps else ""
 
     def _why_new(self, index: int) -> str:
         for spec in self._earlier():

@@ -28,12 +28,13 @@ from refimpl.config import (
     resolve_transfer,
 )
 from refimpl.core.engine import Engine
-from refimpl.run.cost import HOST_RESERVE_BYTES, Cost
+from refimpl.run import notices
+from refimpl.run.cost import Cost
 from refimpl.run.extra_config import ExtraConfig, read_extra_config
 from refimpl.run.faults import Faults
 from refimpl.run.hardware import hardware_named, model_named
 from refimpl.run.lanes import LaneExecutor
-from refimpl.run.options import Options, option_names
+from refimpl.run.options import Options
 from refimpl.run.record import Listener, Record
 from refimpl.run.replay import CacheReplay
 from refimpl.run.store import SharedStore
@@ -47,7 +48,6 @@ from refimpl.workload.trace import TRACE_FORMATS, read_trace
 STORAGE_BACKENDS = ("memory", "file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic")
 _CHUNK_TOKENS = 8192  # upstream's default on large devices
 _INSTANCES_MAX = 1024
-_DEFAULTS = Options()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,7 @@ class Simulation:
             for index in range(options.instances)
         ]
         self.workload = self._workload() if workload is None else workload
-        self._note_blocks()
-        self._note_sizes()
-        self._note_unused()
+        self.notices += self._more_notices()
 
     # ---- checking -------------------------------------------------------------------------------
 
@@ -218,40 +216,6 @@ class Simulation:
         require(not options.disable_radix_cache, f"{alone}: leave out --disable-radix-cache")
         require(not options.faults, f"{alone}, whose copies can't fail: leave out --faults")
 
-    def _note_sizes(self) -> None:
-        """Say which tiers could not exist on this hardware; the run goes on with them."""
-        options, cost, cache = self.options, self.cost, self.engine.cache
-        if options.cache_only:
-            return  # no hardware
-        hbm = cost.hardware.hbm_bytes * _decimal("", options.mem_fraction_static, 100) // 100
-        if (l1 := (cache.l1_pages or 0) * cost.page_bytes) > hbm - cost.weight_bytes:
-            self.notices.append(
-                f"L1 takes {_gb(l1)} a rank and {options.hardware} has"
-                f" {_gb(max(hbm - cost.weight_bytes, 0))} beside the weights of {options.model}:"
-                " figures are those of a larger device"
-            )
-        host = (cost.hardware.host_bytes - HOST_RESERVE_BYTES) // cost.hardware.ranks_per_host
-        if (l2 := (cache.l2_pages or 0) * cost.page_bytes) > host:
-            self.notices.append(
-                f"L2 takes {_gb(l2)} a rank and a host of {options.hardware} has {_gb(host)}:"
-                " figures are those of a larger host"
-            )
-
-    def _note_unused(self) -> None:
-        """Say which flags do nothing because the host tier is off."""
-        options = self.options
-        if options.enable_hierarchical_cache:
-            return
-        said = [
-            f"--{name}"
-            for name, field in option_names().items()
-            if name.startswith("hicache-") and getattr(options, field) != getattr(_DEFAULTS, field)
-        ]
-        if said:
-            self.notices.append(
-                f"{', '.join(said)} without --enable-hierarchical-cache: there is no L2"
-            )
-
     def _workload(self) -> Workload:
         options = self.options
         require_choice("--trace-format", options.trace_format, tuple(TRACE_FORMATS))
@@ -264,13 +228,14 @@ class Simulation:
         require(options.limit is None, "--limit needs --trace; a scenario says its own size")
         return parse_scenario(options.workload or "multi_turn", options.seed, options.page_size)
 
-    def _note_blocks(self) -> None:
-        block, page = self.workload.block_size, self.options.page_size
-        if block is not None and page < block:
-            self.notices.append(
-                f"hit tokens are a lower bound: what prompts share inside one of the trace's"
-                f" blocks of {block} tokens can't be seen with pages of {page}"
-            )
+    def _more_notices(self) -> list[str]:
+        options = self.options
+        found = notices.lower_bound(self.workload.block_size, options.page_size)
+        if not options.cache_only:  # which knows no hardware
+            share = _decimal("--mem-fraction-static", options.mem_fraction_static, 100)
+            budget = self.cost.hardware.hbm_bytes * share // 100
+            found += notices.beyond_the_hardware(self.engine.cache, self.cost, budget)
+        return found + notices.without_l2(options)
 
     def configuration(self) -> dict[str, Any]:
         """All that decides a run besides its workload, resolved: the input of a golden's digest."""
@@ -377,10 +342,6 @@ def _eviction(options: Options) -> EvictionConfig:
         )
         require(type(value) is int, f"{name}: {key} must be a whole number, not {value!r}")
     return EvictionConfig(options.radix_eviction_policy, **keys)
-
-
-def _gb(size: int) -> str:
-    return f"{size / GB:,.1f} GB"
 
 
 def _decimal(name: str, text: str, scale: int) -> int:
