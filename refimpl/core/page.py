@@ -38,13 +38,15 @@ class Page:
         "pins",
     )
 
-    def __init__(self, key: PageKey, node: Node, depth: int) -> None:
+    def __init__(
+        self, key: PageKey, node: Node, depth: int, l1_slot: int = 0, l1_state: int = ABSENT
+    ) -> None:
         self.key = key
         self.node = node  # the node that holds it now; splits move pages between nodes
         self.depth = depth  # pages before it in its sequence
-        self.l1_slot = self.l2_slot = 0
-        self.l1_state = self.l2_state = ABSENT
-        self.pins = 0
+        self.l1_slot = l1_slot
+        self.l1_state = l1_state
+        self.l2_slot = self.l2_state = self.pins = 0
         self.offered = 0  # attach generation in which it was given to L3; 0: in none
 
 

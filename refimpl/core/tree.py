@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from refimpl.core.evict import EvictionQueue
-from refimpl.core.page import ABSENT, Node, Page
+from refimpl.core.page import ABSENT, READY, Node, Page
 from refimpl.keys import PageKey
 
 
@@ -163,21 +163,13 @@ class Tree:
         else:
             self._offer(upper)  # the queue knows the lower part alone
 
-    def grow(
-        self,
-        node: Node,
-        taken: int,
-        keys: Sequence[PageKey],
-        last: int,
-        *,
-        own: Node | None = None,
-    ) -> tuple[list[tuple[Node, int, int]], Node | None, int]:
-        """Make the pages ``keys[d:last]`` exist behind page ``taken`` of ``node``, d being the depth there.
+    def follow(
+        self, node: Node, taken: int, keys: Sequence[PageKey], last: int
+    ) -> tuple[list[tuple[Node, int, int]], Node, int]:
+        """Walk from behind page ``taken`` of ``node`` along ``keys`` as far as pages exist.
 
-        Returns the runs that were there already as (node, first, count), then the node that holds
-        the new pages and how many those are. New pages have no copy yet: the caller fills them
-        before anything else looks. They join ``node`` itself when it is ``own``, the run that the
-        same request made before and nobody else has seen, else they become a child.
+        Returns the runs found as (node, first, count), the node that what is missing hangs on, cut
+        there if it goes on otherwise, and the depth reached, at most ``last``.
         """
         spans = []
         depth = node.start + taken
@@ -198,19 +190,37 @@ class Tree:
             if child is None:
                 break
             node, taken = child, 0
-        if depth >= last:
-            return spans, None, 0
+        return spans, node, depth
+
+    def append(
+        self,
+        node: Node,
+        keys: Sequence[PageKey],
+        l1_slots: Sequence[int] | None = None,
+        own: Node | None = None,
+    ) -> Node:
+        """New pages with these keys hang on ``node``; returns the node that holds them.
+
+        They are READY in ``l1_slots`` if those are given, else without a copy: then the caller
+        fills them before anything else looks. They join ``node`` itself when it is ``own``, the run
+        that the same request made before and nobody else has seen, else they become a child.
+        """
+        depth, count = node.end, len(keys)
         self.tick += 1
         if node is own and node.hits == 1 and not node.children:
             node.touched = self.tick
         else:
-            node = self._new_child(node, depth, keys[depth])
-        fresh = keys[depth:last]
-        node.keys.extend(fresh)
-        node.pages.extend(map(Page, fresh, repeat(node), range(depth, last)))
+            node = self._new_child(node, depth, keys[0])
+        depths = range(depth, depth + count)
+        node.keys.extend(keys)
+        if l1_slots is None:
+            node.pages.extend(map(Page, keys, repeat(node), depths))
+        else:
+            node.pages.extend(map(Page, keys, repeat(node), depths, l1_slots, repeat(READY)))
+            self.set_l1_end(node, node.l1_end + count)
         if self.l1_queue.needs_history:
             _note_history(node)
-        return spans, node, last - depth
+        return node
 
     def _new_child(self, parent: Node, start: int, key: PageKey) -> Node:
         self._ids += 1
