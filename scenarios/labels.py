@@ -80,7 +80,8 @@ class Labels:
     ) -> list[PageKey]:
         """Name the full pages of these tokens in that namespace."""
         keys = page_keys(tokens, self._page_size, namespace_seed(extra, salt, lora))
-        space = "/".join(filter(None, (extra, salt, lora)))
+        named = (("", extra), ("salt=", salt), ("lora=", lora))
+        space = "/".join(f"{field}{value}" for field, value in named if value)
         for index, key in enumerate(keys):
             page = tokens[index * self._page_size : (index + 1) * self._page_size]
             letters = "".join(dict.fromkeys(map(_letter, page)))

@@ -17,23 +17,22 @@ class Stage:
     """Where a story takes place."""
 
     def __init__(self) -> None:
-        self._table: Tabletop | None = None
         self.held: frozenset[str] = frozenset()
         self.is_left = False
         self.seen = 0  # facts that ``facts`` has shown
-        self.labels = Labels(2)
+        self.open(config_of(""))
 
-    @property
-    def table(self) -> Tabletop:
-        if self._table is None:
-            self.open(config_of(""))
-        assert self._table is not None
-        return self._table
+    def open(self, config: EngineConfig) -> None:
+        """A fresh engine, and nothing in L3."""
+        self.table = Tabletop(config)
+        self.labels = Labels(config.cache.page_size)
+        self.seen = 0
 
-    def open(self, config: EngineConfig, *, storage: dict[PageKey, None] | None = None) -> None:
-        labels = self.labels if storage is not None else Labels(config.cache.page_size)
-        self._table, self.labels = Tabletop(config), labels
-        self._table.storage = storage if storage is not None else {}
+    def reopen(self, config: EngineConfig) -> None:
+        """Another engine on the same L3."""
+        storage, labels = self.table.storage, self.labels
+        self.open(config)
+        self.table.storage, self.labels = storage, labels
 
     def show(self, step: Step) -> Lines:
         commands = [command_line(command, self.table, self.labels) for command in step.commands]
@@ -111,5 +110,4 @@ def config_of(text: str) -> EngineConfig:
 def keys_of(stage: Stage, text: str) -> list[PageKey]:
     (prompt,), given = words_of(text)
     space = given.get("extra"), given.get("salt"), given.get("lora")
-    _ = stage.table  # opens the default one, so that pages have a size
     return stage.labels.learn(tokens_of(prompt), *space)

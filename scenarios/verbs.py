@@ -37,7 +37,7 @@ def config(stage: Stage, text: str) -> Lines:
 def restart(stage: Stage, text: str) -> Lines:
     """Another instance, with empty L1 and L2, on the same L3."""
     stage.table.finish_all()
-    stage.open(config_of(text), storage=stage.table.storage)
+    stage.reopen(config_of(text))
     return []
 
 

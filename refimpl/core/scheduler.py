@@ -165,7 +165,8 @@ class Scheduler:
         """Every running request gets the slots for ``steps`` steps, or none does."""
         lacking = self.decoding.short_within(steps)
         wanted = sum(count for _, count in lacking)
-        if wanted and not self._cache.make_room(wanted):
+        cache = self._cache
+        if wanted and (wanted > cache.device.available or not cache.make_room(wanted)):
             return False
         for request, count in lacking:
             slots = self._cache.device.pool.take(count)
