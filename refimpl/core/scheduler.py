@@ -321,7 +321,7 @@ class Scheduler:
             cache.tree.unpin(request.anchor)
         request.anchor, request.own, request.inserted = anchor, node, full
         self._out.facts.append(Inserted(request.rid, result.new))
-        cache.writer.write_through(node)
+        cache.writer.write_through(node, result.new)
 
     # ---- ends of requests -----------------------------------------------------------------------
 
