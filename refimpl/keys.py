@@ -112,13 +112,20 @@ class TokenPrompt:
         return page_keys(self.tokens, page_size, seed)
 
     def output_key(
-        self, index: int, page_size: int, prior: bytes, rid: int, produced: array[int]
+        self,
+        index: int,
+        page_size: int,
+        prior: bytes,
+        rid: int,
+        produced: array[int],
+        seed: bytes = b"",
     ) -> PageKey:
         """Key of page ``index``, which ends in the output.
 
         The output is the script, else what was ``produced`` so far; where neither reaches the end
         of the page its tokens are unknown and it gets a name nothing else can have.
         """
+        del seed  # the namespace is in ``prior``
         start, end = index * page_size, (index + 1) * page_size
         output = self.script if self.script is not None else produced
         if end > len(self.tokens) + len(output):
@@ -157,13 +164,20 @@ class BlockPrompt:
         return [_seeded(seed, name) for name in names] if seed else names
 
     def output_key(
-        self, index: int, page_size: int, prior: bytes, rid: int, produced: array[int]
+        self,
+        index: int,
+        page_size: int,
+        prior: bytes,
+        rid: int,
+        produced: array[int],
+        seed: bytes = b"",
     ) -> PageKey:
         """Key of page ``index``, which ends in the output."""
         del prior, produced  # block names are not chained here: the trace's ids already are
         block = ((index + 1) * page_size - 1) // self.block_size
         if block < len(self.block_ids) and self.output_is_linked:
-            return _NAME(self.block_ids[block], index, page_size, _BLOCK)
+            name = _NAME(self.block_ids[block], index, page_size, _BLOCK)
+            return _seeded(seed, name) if seed else name
         return _generated_name(rid, index, page_size)
 
     @property

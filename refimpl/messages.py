@@ -390,18 +390,6 @@ class Step(msgspec.Struct, frozen=True, gc=False, array_like=True):
 Step.NOTHING = Step([], [])
 
 AnyEvent: TypeAlias = (
-    Submit
-    | Abort
-    | Tick
-    | BatchDone
-    | BackedUp
-    | Probed
-    | Landed
-    | Fetched
-    | Stored
-    | AttachStorage
-    | DetachStorage
-    | StorageOpened
-    | StorageClosed
-    | Flush
-)
+    Submit | Abort | Tick | BatchDone | BackedUp | Probed | Landed | Fetched | Stored
+    | AttachStorage | DetachStorage | StorageOpened | StorageClosed | Flush
+)  # fmt: skip

@@ -7,6 +7,7 @@ Called by: every other package.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import MutableSequence, Sequence
 from typing import Final, TypeVar
@@ -19,6 +20,8 @@ PER_MILLION: Final = 1_000_000
 
 _MASK64: Final = (1 << 64) - 1
 _FRACTION_BITS: Final = 32
+_DECIMAL: Final = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,3}))?")
+_DIGITS_MAX: Final = 60  # keeps a hostile number from costing time
 _LN2_Q32: Final = 2_977_044_472  # floor(ln(2) * 2**32)
 
 T = TypeVar("T")
@@ -35,17 +38,16 @@ def scaled_decimal(text: str, scale: int) -> int:
     ``scaled_decimal("61.114", NS_PER_S)`` is 61_114_000_000. Raises ValueError when ``text`` is not
     a plain, finite decimal number (an exponent such as ``1e-3`` is accepted).
     """
-    mantissa, _, exponent_text = text.strip().lower().partition("e")
-    exponent = int(exponent_text) if exponent_text else 0
-    sign = -1 if mantissa.startswith("-") else 1
-    whole, _, fraction = mantissa.lstrip("+-").partition(".")
-    digits = whole + fraction
-    if not (digits.isascii() and digits.isdigit()) or abs(exponent) > 30 or len(digits) > 60:
+    match = _DECIMAL.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text!r} is not a decimal number")
-    shift = exponent - len(fraction)
-    value: int = int(digits) * scale  # annotated: mypy takes 10**n for Any
-    value = value * 10**shift if shift >= 0 else value // 10**-shift
-    return sign * value
+    sign, whole, fraction, exponent = match.groups(default="")
+    digits, shift = whole + fraction, int(exponent or 0) - len(fraction)
+    if not 1 <= len(digits) <= _DIGITS_MAX or abs(shift) > _DIGITS_MAX:
+        raise ValueError(f"{text!r} is not a decimal number")
+    value = int(sign + digits) * scale
+    power: int = 10 ** abs(shift)
+    return value * power if shift >= 0 else value // power
 
 
 def nearest_rank(ordered: Sequence[int], percent: int) -> int:

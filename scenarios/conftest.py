@@ -11,3 +11,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what the stories print into scenarios/cases; read the diff before committing",
     )
+    parser.addoption(
+        "--swarm-seed", type=int, help="run this one seed of scenarios/test_swarm.py, twice"
+    )

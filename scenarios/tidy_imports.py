@@ -35,7 +35,7 @@ TABLE: Final = {
     "vocabulary": Allowed(external=frozenset({"msgspec"})),
     "core": Allowed(_WORDS),
     "cluster": Allowed(_WORDS),
-    "workload": Allowed(_WORDS),
+    "workload": Allowed(_WORDS, frozenset({"msgspec"})),  # reads traces, digests workloads
     # A backend imports its client library, whatever that is; tensors are not its business.
     "storage": Allowed(_WORDS, None, frozenset({"torch", "numba"})),
     "cuda_numba": Allowed(external=frozenset({"numpy", "numba"})),

@@ -144,10 +144,10 @@ class Admission:
             return
         request.is_counted = True
         page_size = self._page_size
-        end = device + load
-        storage = sum(
-            max(min(last, end) - max(first, device), 0) for first, last in request.fetched
-        )
+        end, storage, counted = device + load, 0, device
+        for first, last in sorted(request.fetched):  # a page that left L2 may have come twice
+            storage += max(min(last, end) - max(first, counted), 0)
+            counted = max(counted, last)
         self._out.facts.append(
             Admitted(
                 request.rid,

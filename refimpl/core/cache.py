@@ -125,8 +125,8 @@ class HiCache:
         for span_node, at, run in spans:
             self._adopt(span_node, at, slots[span_node.start + at - first :][:run], result)
         if fresh is not None:
-            for page in fresh.pages[-count:]:
-                page.l1_slot = slots[page.depth - first]
+            for page, slot in zip(fresh.pages[-count:], slots[-count:], strict=True):
+                page.l1_slot = slot
                 page.l1_state = READY
             self.tree.set_l1_end(fresh, fresh.l1_end + count)
         return result

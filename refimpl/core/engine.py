@@ -14,7 +14,6 @@ from refimpl.config import EngineConfig
 from refimpl.core.attach import Attachment
 from refimpl.core.cache import HiCache
 from refimpl.core.outbox import Outbox
-from refimpl.core.policy import usable_pages
 from refimpl.core.prefetch import Prefetcher
 from refimpl.core.request import Request
 from refimpl.core.scheduler import Scheduler
@@ -197,8 +196,7 @@ class Engine:
             match = self.cache.tree.find(request.keys)
             self._out.facts.append(Matched(request.rid, len(request.keys), match.l1, match.l2))
             if self.cache.host.generation:
-                last = min(usable_pages(request.tokens, page_size), len(request.keys))
-                self._prefetcher.begin(request, match.pages, last, now)
+                self._prefetcher.begin(request, match.pages, now)
         self.scheduler.cut()
 
     def _abort(self, rid: int) -> None:

@@ -81,8 +81,13 @@ class Scheduler:
 
     def schedule(self, now: int) -> None:
         """If nothing is in flight, order the next batch, if there is one."""
-        if self.in_flight is not None:
-            return
+        while self.in_flight is None:
+            over = len(self._over)
+            self._form(now)
+            if len(self._over) == over:
+                return  # nobody ended for lack of room, so nobody else can go on instead
+
+    def _form(self, now: int) -> None:
         batch = Batch()
         if self.chunked is not None:
             self._continue_chunked(batch, self.chunked)
@@ -95,8 +100,6 @@ class Scheduler:
             self._out.commands.append(batch.command())
         elif self.decoding.requests:
             self._decode()
-            if not self.decoding.requests:
-                self.schedule(now)  # the last one had to go: its room is for those who wait
 
     def _continue_chunked(self, batch: Batch, request: Request) -> None:
         if self._admission.add_chunk(batch, request):
@@ -112,7 +115,9 @@ class Scheduler:
         passed = []
         while self.queue and self.chunked is None and self._has_seat(batch):
             request = self.queue.popleft()
-            if self._prefetcher.must_wait(request, now):
+            if self._prefetcher.must_wait(request, now) or self._prefetcher.asks_again(
+                request, now
+            ):
                 passed.append(request)
                 continue
             refusal = self._admission.try_admit(batch, request, self._growth_tokens(batch))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import repeat
 
 from refimpl.core.evict import EvictionQueue
 from refimpl.core.page import ABSENT, Node, Page
@@ -119,6 +120,8 @@ class Tree:
         upper = Node(self._ids, parent, node.start, node.touched)
         upper.created, upper.hits, upper.priority = node.created, node.hits, node.priority
         upper.history, upper.stored = node.history, node.stored
+        upper.stored_end = min(node.stored_end, at)
+        node.stored_end -= upper.stored_end
         upper.pages, node.pages = node.pages[:at], node.pages[at:]
         upper.keys, node.keys = node.keys[:at], node.keys[at:]
         upper.children = {node.keys[0]: node}
@@ -200,12 +203,13 @@ class Tree:
         self.tick += 1
         if node is own and node.hits == 1 and not node.children:
             node.touched = self.tick
-            node.stored = 0
         else:
             node = self._new_child(node, depth, keys[depth])
-        node.keys.extend(keys[depth:last])
-        node.pages.extend([Page(keys[at], node, at) for at in range(depth, last)])
-        self._note_history(node)
+        fresh = keys[depth:last]
+        node.keys.extend(fresh)
+        node.pages.extend(map(Page, fresh, repeat(node), range(depth, last)))
+        if self.l1_queue.needs_history:
+            _note_history(node)
         return spans, node, last - depth
 
     def _new_child(self, parent: Node, start: int, key: PageKey) -> Node:
@@ -215,19 +219,13 @@ class Tree:
         parent.children[key] = child
         return child
 
-    def _note_history(self, node: Node) -> None:
-        depth = node.end
-        above: Node | None = node
-        while above is not None and above.history < depth:
-            above.history = depth
-            above = above.parent
-
     def cut(self, node: Node, length: int) -> None:
         """Forget the pages of ``node`` from index ``length`` on; none of them holds a copy."""
         assert not node.children and node.l1_end <= length and node.l2_count <= length
         if length:
             del node.pages[length:]
             del node.keys[length:]
+            node.stored_end = min(node.stored_end, length)
             return
         parent = node.parent
         assert parent is not None
@@ -300,6 +298,14 @@ class Tree:
             self.l1_queue.offer(node)
         if node.l2_count and not node.l2_kids:
             self.l2_queue.offer(node)
+
+
+def _note_history(node: Node) -> None:
+    depth = node.end
+    above: Node | None = node
+    while above is not None and above.history < depth:
+        above.history = depth
+        above = above.parent
 
 
 def _has_l2_below(node: Node) -> bool:

@@ -1,0 +1,103 @@
+"""The report of a run: integers folded from the record, and how they are shown.
+
+Must not know: engines, files, the terminal. Called by: the command line, golden.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from refimpl.run.record import Record, Row
+from refimpl.units import NS_PER_MS, NS_PER_S, PER_MILLION, nearest_rank
+
+PERCENTILES = (50, 90, 99)
+
+
+def integers(record: Record) -> dict[str, Any]:
+    """What goldens compare: counts and virtual times of a run, all of them integers."""
+    rows = list(record.rows.values())
+    hits = {
+        "device": sum(row.device_tokens for row in rows),
+        "host": sum(row.host_tokens for row in rows),
+        "storage": sum(row.storage_tokens for row in rows),
+    }
+    admitted = [row for row in rows if row.first_token_ns >= 0 or row.hit_tokens or row.end_ns < 0]
+    counts = record.counts
+    prompt_tokens = sum(row.prompt_tokens for row in rows)
+    return {
+        "requests": len(rows),
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": sum(row.output_tokens for row in rows),
+        "hit_tokens": hits,
+        "hit_rate_ppm": sum(hits.values()) * PER_MILLION // prompt_tokens if prompt_tokens else 0,
+        "computed_tokens": sum(row.prompt_tokens - row.hit_tokens for row in admitted),
+        "recomputed_tokens": sum(row.recomputed_tokens for row in rows),
+        "ttft_ns": percentiles([row.ttft_ns for row in rows if row.first_token_ns >= 0]),
+        "evicted_pages": {
+            "device": counts["demoted"] + counts["evicted_device"],
+            "host": counts["evicted_host"] + counts["dropped"],
+        },
+        "pages_moved": {
+            "load_back": counts["load_back"],
+            "backup": counts["wrote_host"],
+            "prefetch": counts["prefetch_pages"],
+            "store": counts["wrote_storage"],
+        },
+        "pages_lost": {"backup": counts["lost_host"], "store": counts["lost_storage"]},
+        "prefetch": {
+            "started": counts["prefetch_started"],
+            "completed": counts["prefetch_completed"],
+            "stopped": counts["prefetch_stopped"],
+            "failed": counts["prefetch_failed"],
+            "timed_out": counts["prefetch_timed_out"],
+            "joined": counts["prefetch_joined"],
+            "revoked_by_reason": dict(sorted(record.revoked.items())),
+        },
+        "host_pressure_pages": counts["evicted_device_host_pressure"],
+        "skipped_pages": dict(sorted(record.skipped.items())),
+        "retracted": counts["retracted"],
+        "finished": dict(sorted(record.finished.items())),
+        "virtual_ns": record.now_ns,
+        "decisions_sha256": record.digest,
+    }
+
+
+def percentiles(values: list[int]) -> dict[str, int]:
+    """Nearest-rank percentiles and the maximum of ``values``; zeros when there are none."""
+    ordered = sorted(values)
+    found = {f"p{percent}": nearest_rank(ordered, percent) for percent in PERCENTILES}
+    return found | {"max": ordered[-1] if ordered else 0}
+
+
+def by_turn(rows: list[Row]) -> list[tuple[int, int, dict[str, int], dict[str, int]]]:
+    """For each turn: requests, hit tokens by tier with the prompt tokens, TTFT percentiles in ns."""
+    turns: dict[int, list[Row]] = {}
+    for row in rows:
+        turns.setdefault(row.turn, []).append(row)
+    return [
+        (
+            turn,
+            len(group),
+            {
+                "prompt": sum(row.prompt_tokens for row in group),
+                "device": sum(row.device_tokens for row in group),
+                "host": sum(row.host_tokens for row in group),
+                "storage": sum(row.storage_tokens for row in group),
+            },
+            percentiles([row.ttft_ns for row in group if row.first_token_ns >= 0]),
+        )
+        for turn, group in sorted(turns.items())
+    ]
+
+
+def for_output(figures: dict[str, Any], wall_ns: int) -> dict[str, Any]:
+    """The figures with those for reading beside them: rates, milliseconds, seconds, speed."""
+    ttft = figures["ttft_ns"]
+    wall = max(wall_ns, 1) / NS_PER_S
+    return figures | {
+        "hit_rate": figures["hit_rate_ppm"] / PER_MILLION,
+        "ttft_ms": {name: value / NS_PER_MS for name, value in ttft.items()},
+        "virtual_seconds": figures["virtual_ns"] / NS_PER_S,
+        "wall_seconds": wall,
+        "requests_per_wall_second": figures["requests"] / wall,
+    }

@@ -1,0 +1,141 @@
+"""Several instances behind a router on one virtual clock, sharing one L3: the simulator.
+
+The clock leaps to whatever is due next: an arrival, a completion, a deadline. What is due at one
+time reaches an instance as one batch of events, completions first, then arrivals.
+Must not know: flags, files, the terminal. Called by: the command line, golden, tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+
+from refimpl.cluster.router import Router
+from refimpl.core.engine import Engine
+from refimpl.keys import PageKey, namespace_seed
+from refimpl.messages import Answer, AnyEvent, Reply, Step, Submit, Tick
+from refimpl.run.arrivals import Arrivals
+from refimpl.run.lanes import LaneExecutor
+from refimpl.run.record import Record
+from refimpl.workload.request import RequestSpec, Workload
+
+
+class Instance:
+    """An engine and the lanes that carry out what it orders."""
+
+    def __init__(self, engine: Engine, lanes: LaneExecutor) -> None:
+        self.engine = engine
+        self.lanes = lanes
+        self.inbox: list[AnyEvent] = []
+
+    def next_time(self) -> int | None:
+        """When something happens here by itself, in ns."""
+        due, deadline = self.lanes.next_due(), self.engine.deadline()
+        if due is None or deadline is None:
+            return deadline if due is None else due
+        return min(due, deadline)
+
+    def turn(self, now: int) -> Step:
+        """Hand the engine what is due and have its orders carried out."""
+        events: list[AnyEvent] = []
+        while (due := self.lanes.next_due()) is not None and due <= now:
+            events.extend(self.lanes.pop_due(now))
+        events.extend(self.inbox)
+        self.inbox.clear()
+        step = self.engine.handle(events or (Tick(),), now)
+        for command in step.commands:
+            if not isinstance(command, Reply | Answer):
+                self.lanes.submit(command, now)
+        return step
+
+
+class World:
+    """The instances, their clock, and the record of what they decide."""
+
+    def __init__(self, instances: Sequence[Instance], router: Router, page_size: int) -> None:
+        self.instances = instances
+        self.record = Record()
+        self._router = router
+        self._page_size = page_size
+        self.now = 0
+        self._placed: dict[int, int] = {}  # rid -> instance, while it is not over
+        self._injected: list[tuple[int, int, int, AnyEvent]] = []  # heap: time, order, instance
+        self._injections = 0
+        self.after_turn: Callable[[Instance, Step], None] | None = None  # tests look in here
+
+    def inject(self, at_ns: int, instance: int, event: AnyEvent) -> None:
+        """Have ``event`` reach an instance at that time, or next if it has passed: an abort, a flush."""
+        self._injections += 1
+        heappush(self._injected, (at_ns, self._injections, instance, event))
+
+    def run(self, workload: Workload, progress: Callable[[int], None] | None = None) -> Record:
+        """Send the workload and run until nothing is left to do; ``progress`` hears of each end."""
+        arrivals = Arrivals(workload)
+        dues = [instance.next_time() for instance in self.instances]
+        while (at := _earliest([arrivals.next_time(), self._injected_next(), *dues])) is not None:
+            self.now = max(self.now, at)
+            for spec in arrivals.due(self.now):
+                self._send(spec)
+            while self._injected and self._injected[0][0] <= self.now:
+                _, _, index, event = heappop(self._injected)
+                self.instances[index].inbox.append(event)
+            for index, instance in enumerate(self.instances):
+                due = dues[index]
+                if instance.inbox or (due is not None and due <= self.now):
+                    self._turn(index, instance, arrivals, progress)
+                    dues[index] = instance.next_time()
+        assert arrivals.is_empty and not self._placed, "the world stands still with work left"
+        return self.record
+
+    def _injected_next(self) -> int | None:
+        return self._injected[0][0] if self._injected else None
+
+    def _turn(
+        self,
+        index: int,
+        instance: Instance,
+        arrivals: Arrivals,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        step = instance.turn(self.now)
+        self.record.take(step, index, self.now)
+        for command in step.commands:
+            if isinstance(command, Reply) and command.finish:
+                self._router.finished(self._placed.pop(command.rid))
+                arrivals.finished(command.rid, self.now)
+                if progress is not None:
+                    progress(1)
+        if self.after_turn is not None:
+            self.after_turn(instance, step)
+
+    def _send(self, spec: RequestSpec) -> None:
+        worker = self._router.choose(self._keys(spec), spec.session)
+        self._router.started(worker)
+        self._placed[spec.rid] = worker
+        self.record.submitted(spec, worker, self.now)
+        self.instances[worker].inbox.append(
+            Submit(
+                spec.rid,
+                spec.prompt,
+                spec.output_tokens,
+                spec.extra_key,
+                spec.cache_salt,
+                spec.lora_id,
+                spec.priority,
+            )
+        )
+
+    def _keys(self, spec: RequestSpec) -> list[PageKey]:
+        """What the router is asked with; with one instance there is nothing to choose by."""
+        if len(self.instances) == 1:
+            return []
+        seed = namespace_seed(spec.extra_key, spec.cache_salt, spec.lora_id)
+        return spec.prompt.page_keys(self._page_size, seed)
+
+
+def _earliest(times: Sequence[int | None]) -> int | None:
+    first = None
+    for at in times:
+        if at is not None and (first is None or at < first):
+            first = at
+    return first

@@ -1,0 +1,108 @@
+"""Faults of the engine that the swarm found, each told as small as it gets."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from refimpl.config import CacheConfig, EngineConfig
+from refimpl.core.cache import HiCache
+from refimpl.core.check import check_cache, check_quiescent
+from refimpl.core.engine import Engine
+from refimpl.core.outbox import Outbox
+from refimpl.core.page import Node
+from refimpl.keys import TokenPrompt
+from refimpl.messages import (
+    AttachStorage,
+    BackedUp,
+    BackUp,
+    BatchDone,
+    Event,
+    OpenStorage,
+    Reply,
+    RunBatch,
+    StorageOpened,
+    Store,
+    Stored,
+    Submit,
+)
+
+
+def request(rid: int, tokens: Sequence[int], output: int = 0) -> Submit:
+    return Submit(rid, TokenPrompt(array("I", tokens)), output)
+
+
+def play(config: EngineConfig, *events: Event) -> list[str]:
+    """Send all events at once, complete every order at once; how each request ended, in that order."""
+    engine, ends, now = Engine(config), [], 0
+    waiting: list[Event] = list(events)
+    while waiting:
+        now += 1
+        step = engine.handle(waiting, now)
+        waiting = []
+        for command in step.commands:
+            match command:
+                case RunBatch(steps_max):
+                    waiting.append(BatchDone(steps_max))
+                case BackUp(op, slots):
+                    waiting.append(BackedUp(op, len(slots)))
+                case Store(op, keys):
+                    waiting.append(Stored(op, len(keys)))
+                case OpenStorage():
+                    waiting.append(StorageOpened())
+                case Reply(rid, _, finish) if finish:
+                    ends.append(f"{rid} {finish.partition(':')[0]}")
+    check_quiescent(engine)
+    return ends
+
+
+def tiny(l1_pages: int, **settings: int) -> EngineConfig:
+    return EngineConfig(cache=CacheConfig(page_size=1, l1_pages=l1_pages, **settings))
+
+
+def cache_of(l2_pages: int = 0) -> HiCache:
+    return HiCache(CacheConfig(page_size=1, l1_pages=20, l2_pages=l2_pages), Outbox())
+
+
+def names(text: str) -> list[bytes]:
+    """Keys of the letters of ``text``, each with its whole prefix."""
+    return [text[: end + 1].encode() for end in range(len(text))]
+
+
+def put(cache: HiCache, text: str) -> Node:
+    keys = names(text)
+    return cache.insert(None, keys, 0, cache.device.pool.take(len(keys)), None).node
+
+
+def test_an_insertion_that_splits_a_run_keeps_the_slots_of_the_common_part() -> None:
+    cache = cache_of()
+    put(cache, "abcd")
+    put(cache, "abxy")
+    check_cache(cache, [])
+
+
+def test_a_split_off_beginning_that_alone_is_in_l2_can_be_evicted_from_it() -> None:
+    cache = cache_of(l2_pages=4)
+    node = put(cache, "abcd")
+    cache.writer.write_through(node)
+    cache.writer.backed_up(1, 2)
+    cache.tree.split(node, 2)
+    check_cache(cache, [])
+    assert cache.host.make_room(4) == 4
+
+
+def test_a_match_inside_a_run_keeps_no_more_than_it_matched() -> None:
+    # The second shares one page of six, and needs the other five.
+    ends = play(tiny(6), request(1, [1, 2, 3, 4, 5, 6]), request(2, [1, 7, 8, 9, 10, 11]))
+    assert ends == ["1 length", "2 length"]
+
+
+def test_when_an_output_outgrows_l1_the_next_request_goes_on() -> None:
+    ends = play(tiny(3), request(1, [1, 2], 5), request(2, [3, 4, 5]))
+    assert ends == ["1 error", "2 length"]
+
+
+def test_when_an_output_outgrows_l1_a_waiting_attach_goes_on() -> None:
+    config, attach = tiny(3, l2_pages=4), AttachStorage("memory", drain="queue")
+    ends = play(config, request(1, [1, 2], 5), attach, request(2, [3, 4, 5]))
+    assert ends == ["1 error", "2 length"]
