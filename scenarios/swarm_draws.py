@@ -124,7 +124,7 @@ def _engine(random: Random, page_size: int, specs: list[RequestSpec]) -> EngineC
     )
     return EngineConfig(
         cache=cache,
-        storage_attached=cache.has_l2 and random.below(6) > 0,
+        storage_backend="memory" if cache.has_l2 and random.below(6) > 0 else "",
         reuse=random.below(20) > 0,
         chunked_prefill_tokens=page_size * pick(random, (1, 2, 4, 8, 1000)),
         running_max=pick(random, (1, 2, 4, 256)),
@@ -146,7 +146,7 @@ def _deepened(random: Random, engine: EngineConfig, specs: list[RequestSpec]) ->
         prefetch=replace(engine.cache.prefetch, threshold_tokens=1, capacity_percent=100),
         store_percent=pick(random, (50, 100)),
     )
-    return replace(engine, cache=cache, storage_attached=True, reuse=True)
+    return replace(engine, cache=cache, storage_backend="memory", reuse=True)
 
 
 def _prefetch(random: Random) -> PrefetchConfig:

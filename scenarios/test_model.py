@@ -81,7 +81,7 @@ def engines(draw: st.DrawFn) -> EngineConfig:
     has_l2 = draw(st.integers(0, 9)) > 0
     return EngineConfig(
         cache if has_l2 else replace(cache, l2_pages=0),
-        storage_attached=has_l2 and draw(st.booleans()),
+        storage_backend="memory" if has_l2 and draw(st.booleans()) else "",
         reuse=draw(st.integers(0, 19)) > 0,
         chunked_prefill_tokens=cache.page_size * draw(st.sampled_from([1, 2, 4, 100])),
         running_max=draw(st.integers(1, 4)),
