@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
+from unittest import mock
 
 from refimpl.cluster.router import Router
 from refimpl.config import EngineConfig
@@ -27,6 +28,7 @@ from refimpl.messages import (
     Step,
     Tick,
 )
+from refimpl.run import storage_lanes
 from refimpl.run.cost import Cost
 from refimpl.run.hardware import hardware_named, model_named
 from refimpl.run.lanes import LaneExecutor
@@ -208,7 +210,9 @@ def run_seed(seed: int) -> Outcome:
     plan = plan_of(seed)
     swarm = Swarm(plan)
     try:
-        return swarm.run()
+        # Prompts are short here, so calls are too: else no read would ever take more than one.
+        with mock.patch.object(storage_lanes, "STORAGE_BATCH_PAGES", plan.call_pages):
+            return swarm.run()
     except Exception as error:
         raise AssertionError(
             f"swarm seed {seed} after {swarm.world.now} ns: {type(error).__name__}: {error}\n"
