@@ -218,10 +218,10 @@ class Scheduler:
     def _prefill_done(self, batch: Batch, loads_failed: tuple[int, ...]) -> None:
         void = self._end_loads(batch, loads_failed)
         for request, item in batch.items:
-            if request.rid in void:
-                self._start_over(request)
-            else:
+            if request.rid not in void:
                 self._chunk_done(request, item)
+        for request in reversed(void.values()):  # each to the front: the first came first
+            self._start_over(request)
 
     def _end_loads(self, batch: Batch, loads_failed: tuple[int, ...]) -> dict[int, Request]:
         """Loaded pages become READY; returns the requests whose prefix did not arrive.
@@ -231,7 +231,7 @@ class Scheduler:
         void: dict[int, Request] = {}
         for request, _ in batch.items:
             if request.rid in loads_failed or any(
-                _hangs_on(request, other.loading[0]) for other in void.values()
+                other.loading and _hangs_on(request, other.loading[0]) for other in void.values()
             ):
                 void[request.rid] = request
         for request, _ in batch.items:
