@@ -74,9 +74,9 @@ class Admission:
         if not tokens:
             return "budget"
         anchor = self._cache.page_at(match, device + load - 1) if device + load else None
-        if anchor is not None and self._cache.tree.split_after(anchor):
-            match = self._find(request)
         if not self._reserve(request, device, load, tokens, anchor, growth_tokens):
+            if anchor is not None and self._cache.tree.split_below(anchor):
+                return self.try_admit(batch, request, growth_tokens)  # what hung on it may go
             return "room"
         if load < usable - device:
             self._skip(request, "load_back", usable - device, "below_threshold")
@@ -144,10 +144,10 @@ class Admission:
             return
         request.is_counted = True
         page_size = self._page_size
-        end = device + load
-        storage = sum(
-            max(min(last, end) - max(first, device), 0) for first, last in request.fetched
-        )
+        end, storage, counted = device + load, 0, device
+        for first, last in sorted(request.fetched):  # a page that left L2 may have come twice
+            storage += max(min(last, end) - max(first, counted), 0)
+            counted = max(counted, last)
         self._out.facts.append(
             Admitted(
                 request.rid,

@@ -80,9 +80,10 @@ def walk(cache: HiCache) -> Iterator[Node]:
 def _check_pool(tier: str, pool: SlotPool, owned: list[int]) -> None:
     """Every slot is free or has one owner."""
     assert len(set(owned)) == len(owned), f"an {tier} slot has two owners"
-    free = pool.free_slots()
+    free = pool.freed()
     assert len(set(free)) == len(free), f"an {tier} slot is free twice"
     assert not set(free) & set(owned), f"an {tier} slot is free and owned"
+    assert pool.capacity is None or pool.free == pool.capacity - pool.used
     assert pool.used == len(owned), f"{tier}: {pool.used} slots are out, {len(owned)} have an owner"
 
 
@@ -120,7 +121,8 @@ def _check_queued(node: Node) -> None:
 def _check_offered(cache: HiCache, node: Node) -> None:
     generation = cache.host.generation
     if generation and node.stored == generation:
-        assert all(page.offered == generation for page in node.pages), "stored, but not all of it"
+        offered = [page.offered == generation for page in node.pages]
+        assert all(offered[: node.stored_end]), "counted as offered to L3, but was not"
 
 
 def _check_waiters(engine: Engine) -> None:

@@ -14,7 +14,6 @@ from refimpl.config import EngineConfig
 from refimpl.core.attach import Attachment
 from refimpl.core.cache import HiCache
 from refimpl.core.outbox import Outbox
-from refimpl.core.policy import usable_pages
 from refimpl.core.prefetch import Prefetcher
 from refimpl.core.request import Request
 from refimpl.core.scheduler import Scheduler
@@ -141,15 +140,14 @@ class Engine:
 
     def _settle(self, now: int) -> None:
         """The pass after the events: held requests, the next batch, a waiting change if idle."""
-        attachment = self._attachment
-        if self._held and not attachment.holds_back:
+        if self._held and not self._attachment.holds_back:
             held, self._held = self._held, []
             for submit in held:
                 self._enqueue(submit, now)
         self.scheduler.schedule(now)
         self._forget_over()
-        if attachment.holds_back and self.scheduler.is_empty and not len(self.cache.ops):
-            attachment.start()
+        if self._attachment.holds_back and self.scheduler.is_empty and not len(self.cache.ops):
+            self._attachment.start()
 
     def _cut_for_queue(self) -> None:
         if self.scheduler.queue:
@@ -198,8 +196,7 @@ class Engine:
             match = self.cache.tree.find(request.keys)
             self._out.facts.append(Matched(request.rid, len(request.keys), match.l1, match.l2))
             if self.cache.host.generation:
-                last = min(usable_pages(request.tokens, page_size), len(request.keys))
-                self._prefetcher.begin(request, match.pages, last, now)
+                self._prefetcher.begin(request, match.pages, now)
         self.scheduler.cut()
 
     def _abort(self, rid: int) -> None:

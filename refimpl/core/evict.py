@@ -56,13 +56,14 @@ class EvictionQueue:
     in. Only ``mru`` ranks fall when a node is touched, so there a touch must offer the node anew.
     """
 
-    __slots__ = ("_heap", "_is_device", "_order", "falls")
+    __slots__ = ("_heap", "_is_device", "_order", "falls", "needs_history")
 
     def __init__(self, config: EvictionConfig, page_size: int, *, is_device: bool) -> None:
         self._order = order_of(config, page_size)
         self._is_device = is_device
         self._heap: list[tuple[Rank, int, Node]] = []
         self.falls = config.policy == "mru"
+        self.needs_history = config.policy == "tlru"
 
     def offer(self, node: Node) -> None:
         """``node`` may be able to give up a copy."""

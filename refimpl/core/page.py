@@ -38,13 +38,15 @@ class Page:
         "pins",
     )
 
-    def __init__(self, key: PageKey, node: Node, depth: int) -> None:
+    def __init__(
+        self, key: PageKey, node: Node, depth: int, l1_slot: int = 0, l1_state: int = ABSENT
+    ) -> None:
         self.key = key
         self.node = node  # the node that holds it now; splits move pages between nodes
         self.depth = depth  # pages before it in its sequence
-        self.l1_state = self.l2_state = ABSENT
-        self.l1_slot = self.l2_slot = 0
-        self.pins = 0
+        self.l1_slot = l1_slot
+        self.l1_state = l1_state
+        self.l2_slot = self.l2_state = self.pins = 0
         self.offered = 0  # attach generation in which it was given to L3; 0: in none
 
 
@@ -74,6 +76,7 @@ class Node:
         "queued_l2",
         "start",
         "stored",
+        "stored_end",
         "touched",
     )
 
@@ -93,7 +96,8 @@ class Node:
         self.touched = self.created = tick
         self.priority = 0
         self.history = 0  # deepest the branch has ever been, in pages (tlru)
-        self.stored = 0  # attach generation in which every page was offered to L3
+        self.stored = 0  # the attach generation of which ``stored_end`` speaks
+        self.stored_end = 0  # leading pages that were offered to L3 in it
         self.queued_l1 = self.queued_l2 = False  # has an entry in that tier's eviction queue
 
     @property

@@ -21,7 +21,7 @@ from refimpl.core.cache import HiCache
 from refimpl.core.ops import FETCH, Op
 from refimpl.core.outbox import Outbox
 from refimpl.core.page import Page
-from refimpl.core.policy import prefetch_pages_min, prefetch_timeout_ns
+from refimpl.core.policy import prefetch_pages_min, prefetch_timeout_ns, usable_pages
 from refimpl.core.request import Request
 from refimpl.keys import PageKey
 from refimpl.messages import CancelFetch, Fetch, Prefetch, Probe, Skipped
@@ -31,6 +31,7 @@ from refimpl.units import NS_PER_S
 # than a burst of requests for one prefix, short against the life of an object.
 SUSPECT_NS: Final = 30 * NS_PER_S
 _SUSPECTS_MAX: Final = 4096
+_ASKS_MAX: Final = 3  # times a request asks L3: at submit, and when what it counted on has left L2
 
 
 class FetchOp(Op):
@@ -47,7 +48,8 @@ class FetchOp(Op):
         self.slots: list[int] = []  # of the pages being read; empty while probing
         self.landed = 0  # leading pages that have arrived
         self.entered = 0  # of them, pages that are in the tree
-        self.waiters: dict[int, int] = {}  # rid -> when it began to wait
+        # rid -> when it began to wait, and the depth up to which the pages are its own too
+        self.waiters: dict[int, tuple[int, int]] = {}
         self.cancelled = False
 
 
@@ -70,23 +72,41 @@ class Prefetcher:
 
     # ---- asking ---------------------------------------------------------------------------------
 
-    def begin(self, request: Request, have: int, last: int, now: int) -> None:
-        """Ask L3 for the pages ``have .. last`` of ``request``, if they are worth it."""
-        last = self._before_suspect(request.keys, have, last, now)
-        config = self._cache.config
-        least = prefetch_pages_min(config)
+    def begin(self, request: Request, have: int, now: int) -> None:
+        """Ask L3 for what ``request`` lacks behind its first ``have`` pages, if it is worth it."""
+        page_size = self._cache.config.page_size
+        usable = min(usable_pages(request.tokens, page_size), len(request.keys))
+        request.expected = have
+        last = self._before_suspect(request.keys, have, usable, now)
         while have < last:
             op = self._fetches.get(request.keys[have])
             if op is None or op.cancelled:
                 break
             shared = _common_end(op.keys, request.keys, last)
-            self._join(op, request, now)
+            self._join(op, request, now, shared)
             self._note(request.rid, "joined", shared - have)
             have = shared
-        if last - have >= least:
+        if last - have >= prefetch_pages_min(self._cache.config):
+            request.asked += 1
             self._open(request, have, last, now)
         elif last > have:
             self._out.facts.append(Skipped(request.rid, "prefetch", last - have, "below_threshold"))
+
+    def asks_again(self, request: Request, now: int) -> bool:
+        """``request`` could be admitted: has so much left L2 since it asked that it asks again?
+
+        Nothing is pinned for a request that waits its turn, so under pressure its prefix may be
+        gone when the turn comes, while L3 still has it. Under best_effort nobody would wait.
+        """
+        if not self._cache.host.generation or self._config.policy == "best_effort":
+            return False
+        if request.asked >= _ASKS_MAX or not request.expected:
+            return False
+        have = self._cache.tree.find(request.keys, request.expected).pages
+        if request.expected - have < prefetch_pages_min(self._cache.config):
+            return False
+        self.begin(request, have, now)
+        return bool(request.fetches)
 
     def _open(self, request: Request, first: int, last: int, now: int) -> None:
         match = self._cache.tree.find(request.keys, first)
@@ -95,11 +115,11 @@ class Prefetcher:
         op = FetchOp(op_id, request.rid, request.keys[:last], first, anchor)
         self._cache.ops.open(op)
         self._fetches[op.keys[first]] = op
-        self._join(op, request, now)
+        self._join(op, request, now, last)
         self._out.commands.append(Probe(op.id, request.rid, request.keys[first:last]))
 
-    def _join(self, op: FetchOp, request: Request, now: int) -> None:
-        op.waiters[request.rid] = now
+    def _join(self, op: FetchOp, request: Request, now: int, last: int) -> None:
+        op.waiters[request.rid] = (now, last)
         request.fetches.append(op.id)
         self._waiting[request.rid] = request
 
@@ -192,21 +212,31 @@ class Prefetcher:
         new, node = self._cache.insert_fetched(op.keys, first, op.slots[op.entered : op.landed])
         self._note(op.rid, "landed", new, "" if node is not None else "parent_missing")
         if node is not None:
-            for rid in op.waiters:
-                self._waiting[rid].fetched.append((first, op.first + op.landed))
+            for rid, (_, shared) in op.waiters.items():
+                request, last = self._waiting[rid], min(op.first + op.landed, shared)
+                if last <= first:
+                    continue
+                request.fetched.append((first, last))
+                if request.expected >= first:
+                    request.expected = max(request.expected, last)
         op.entered = op.landed
 
     # ---- waiting --------------------------------------------------------------------------------
 
     def must_wait(self, request: Request, now: int) -> bool:
-        """The device could take ``request``: does it go on waiting for L3? If not, it has left its ops."""
+        """The device may take ``request``: does it wait on? If not, what landed is in the tree."""
         if not request.fetches:
             return False
         for op_id in request.fetches:
             if self._keeps_waiting(self._get(op_id), request.rid, now):
                 return True
-        self.leave(request, timed_out=self._config.policy == "timeout")
+        for op_id in request.fetches:
+            self._enter(self._get(op_id))
         return False
+
+    def admitted(self, request: Request) -> None:
+        """``request`` runs, so it waits no longer."""
+        self.leave(request, timed_out=self._config.policy == "timeout")
 
     def _keeps_waiting(self, op: FetchOp, rid: int, now: int) -> bool:
         match self._config.policy:
@@ -219,7 +249,7 @@ class Prefetcher:
 
     def _deadline(self, op: FetchOp, rid: int) -> int:
         tokens = len(op.slots) * self._cache.config.page_size
-        return op.waiters[rid] + prefetch_timeout_ns(self._config, tokens)
+        return op.waiters[rid][0] + prefetch_timeout_ns(self._config, tokens)
 
     def deadline(self, now: int) -> int | None:
         """The next time after ``now`` at which a request may stop waiting, or None."""

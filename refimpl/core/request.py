@@ -29,8 +29,10 @@ class Request:
         "aborted",
         "admitted_at",
         "anchor",
+        "asked",
         "computed",
         "epoch",
+        "expected",
         "fetched",
         "fetches",
         "inserted",
@@ -67,6 +69,8 @@ class Request:
         self.loading: list[Page] = []  # pages its batch copies L2 -> L1
         self.fetches: list[int] = []  # ops of L3 reads it waits for
         self.fetched: list[tuple[int, int]] = []  # depths its L3 reads brought in
+        self.asked = 0  # times L3 was asked
+        self.expected = 0  # pages that were in L1 or L2 when L3 was asked, or came from it since
         self.is_counted = False  # its hits have been counted
         self.aborted = False
         self.admitted_at = 0  # position in the order of admissions

@@ -32,6 +32,7 @@ from refimpl.messages import (
     RunBatch,
     Withdraw,
 )
+from refimpl.units import ceil_div
 
 # Most decode steps in one batch. Slots for that many are taken beforehand, so a longer run would
 # evict earlier than decoding step by step does; a shorter one costs a batch more often. Assumed.
@@ -103,7 +104,7 @@ class Scheduler:
     def _continue_chunked(self, batch: Batch, request: Request) -> None:
         if self._admission.add_chunk(batch, request):
             self._note_chunk(batch)
-        elif not self.decoding.requests and not self._is_room_coming():
+        elif not self.decoding.requests and not len(self._cache.ops):
             self._finish(request, "error: the prompt does not fit into L1 beside what is locked")
 
     def _note_chunk(self, batch: Batch) -> None:
@@ -114,11 +115,14 @@ class Scheduler:
         passed = []
         while self.queue and self.chunked is None and self._has_seat(batch):
             request = self.queue.popleft()
-            if self._prefetcher.must_wait(request, now):
+            if self._prefetcher.must_wait(request, now) or self._prefetcher.asks_again(
+                request, now
+            ):
                 passed.append(request)
                 continue
             refusal = self._admission.try_admit(batch, request, self._growth_tokens(batch))
             if not refusal:
+                self._prefetcher.admitted(request)
                 self._note_chunk(batch)
                 continue
             passed.append(request)
@@ -161,7 +165,8 @@ class Scheduler:
         """Every running request gets the slots for ``steps`` steps, or none does."""
         lacking = self.decoding.short_within(steps)
         wanted = sum(count for _, count in lacking)
-        if wanted and not self._cache.make_room(wanted):
+        cache = self._cache
+        if wanted and (wanted > cache.device.available or not cache.make_room(wanted)):
             return False
         for request, count in lacking:
             slots = self._cache.device.pool.take(count)
@@ -178,10 +183,15 @@ class Scheduler:
             if self._is_room_coming():
                 return 0
             running = [request for request, _ in self.decoding.requests.values()]
-            if len(running) == 1:
-                self._finish(running[0], "error: the output has outgrown L1")
-            else:
+            if self.chunked is not None:  # the youngest of all
+                self._out.facts.append(Retracted(self.chunked.rid))
+                self._start_over(self.chunked)
+            elif len(running) > 1:
                 self._retract(max(running, key=lambda request: request.admitted_at))
+            elif len(self._cache.ops):
+                return 0  # what they pin may be the room
+            else:
+                self._finish(running[0], "error: the output has outgrown L1")
         return 0
 
     def _is_room_coming(self) -> bool:
@@ -190,6 +200,11 @@ class Scheduler:
         return ops.pages_of(WRITE_BACK) > 0 or ops.pages_of(BACK_UP) > 0
 
     def _retract(self, request: Request) -> None:
+        self.decoding.settle(request)
+        capacity = self._cache.device.pool.capacity
+        if capacity is not None and ceil_div(request.tokens, self._page_size) > capacity:
+            self._finish(request, "error: the output has outgrown L1")
+            return
         self.decoding.leave(request)
         self._let_go(request)
         request.state = QUEUED
@@ -220,7 +235,7 @@ class Scheduler:
         for request, item in batch.items:
             if request.rid not in void:
                 self._chunk_done(request, item)
-        for request in reversed(void.values()):  # each to the front: the first came first
+        for request in reversed(list(void.values())):  # back to the head of the queue, in order
             self._start_over(request)
 
     def _end_loads(self, batch: Batch, loads_failed: tuple[int, ...]) -> dict[int, Request]:
@@ -231,7 +246,7 @@ class Scheduler:
         void: dict[int, Request] = {}
         for request, _ in batch.items:
             if request.rid in loads_failed or any(
-                other.loading and _hangs_on(request, other.loading[0]) for other in void.values()
+                _hangs_on(request, other.loading[0]) for other in void.values() if other.loading
             ):
                 void[request.rid] = request
         for request, _ in batch.items:
@@ -343,6 +358,8 @@ class Scheduler:
         """Its slots are free, its pages stay in the tree, nothing is pinned for it any more."""
         self._cache.device.pool.give_back(request.slots)
         request.slots = []
+        if self._tables:
+            self._tables = [table for table in self._tables if table.rid != request.rid]
         if request.anchor is not None:
             self._cache.tree.unpin(request.anchor)
         request.anchor = request.own = None

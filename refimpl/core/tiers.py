@@ -99,11 +99,10 @@ class DeviceTier:
         return node.pages[node.l1_end - self._unwritten_run(node, short) : node.l1_end]
 
     def _release(self, node: Node, keep: int) -> None:
-        slots = []
-        for page in node.pages[keep : node.l1_end]:
+        pages = node.pages[keep : node.l1_end]
+        self.pool.give_back([page.l1_slot for page in pages])
+        for page in pages:
             page.l1_state = ABSENT
-            slots.append(page.l1_slot)
-        self.pool.give_back(slots)
         self._tree.set_l1_end(node, keep)
 
 
@@ -127,7 +126,7 @@ class HostTier:
                 break
             first, last, is_gone = self._last_run(node, short)
             if self.generation:
-                unstored += sum(p.offered != self.generation for p in node.pages[first:last])
+                unstored += self._unstored(node, first, last)
             self._release(node, first, last, is_gone=is_gone)
             if is_gone:
                 deleted += last - first
@@ -140,6 +139,12 @@ class HostTier:
         if unstored:
             self._out.facts.append(Skipped(0, "store", unstored, "left_l2_first"))
         return min(wanted, self.pool.free)
+
+    def _unstored(self, node: Node, first: int, last: int) -> int:
+        """Pages of a run that the L3 which is attached was never offered."""
+        if node.stored == self.generation and last <= node.stored_end:
+            return 0
+        return sum([page.offered != self.generation for page in node.pages[first:last]])
 
     def clear(self) -> None:
         """Give up every copy; none is locked."""
@@ -159,18 +164,19 @@ class HostTier:
             last -= 1
         is_gone = last > node.l1_end
         floor = node.l1_end if is_gone else 0
+        if node.l2_count == len(pages):  # no page without a copy in between
+            return max(floor, last - short), last, is_gone
         first = last - 1
         while first > floor and last - first < short and pages[first - 1].l2_state == READY:
             first -= 1
         return first, last, is_gone
 
     def _release(self, node: Node, first: int, last: int, *, is_gone: bool) -> None:
-        slots = []
-        for page in node.pages[first:last]:
-            assert page.l2_state == READY
+        pages = node.pages[first:last]
+        assert pages[0].l2_state == pages[-1].l2_state == READY
+        self.pool.give_back([page.l2_slot for page in pages])
+        for page in pages:
             page.l2_state = ABSENT
-            slots.append(page.l2_slot)
-        self.pool.give_back(slots)
         self._tree.add_l2(node, first - last)
         if is_gone:
             self._tree.cut(node, first)

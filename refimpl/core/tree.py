@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import repeat
 
 from refimpl.core.evict import EvictionQueue
-from refimpl.core.page import ABSENT, Node, Page
+from refimpl.core.page import ABSENT, READY, Node, Page
 from refimpl.keys import PageKey
 
 
@@ -119,6 +120,8 @@ class Tree:
         upper = Node(self._ids, parent, node.start, node.touched)
         upper.created, upper.hits, upper.priority = node.created, node.hits, node.priority
         upper.history, upper.stored = node.history, node.stored
+        upper.stored_end = min(node.stored_end, at)
+        node.stored_end -= upper.stored_end
         upper.pages, node.pages = node.pages[:at], node.pages[at:]
         upper.keys, node.keys = node.keys[:at], node.keys[at:]
         upper.children = {node.keys[0]: node}
@@ -130,13 +133,13 @@ class Tree:
         self._share_counters(upper, node, at)
         return upper
 
-    def split_after(self, page: Page) -> bool:
-        """Make ``page`` the last of its node, so that a pin on it locks nothing behind it.
+    def split_below(self, page: Page) -> bool:
+        """Cut the node of ``page`` behind it, so that a pin leaves the rest of its L1 run free.
 
-        True when that took a split, which leaves matches of this run out of date.
+        False: nothing to cut off.
         """
         at = page.depth + 1 - page.node.start
-        if at == len(page.node.pages):
+        if at >= page.node.l1_end:
             return False
         self.split(page.node, at)
         return True
@@ -157,24 +160,16 @@ class Tree:
             if not lower.locks:
                 self.l1_protected -= lower.l1_end
                 self._offer(lower)
-        if not upper.locks:
-            self._offer(upper)  # it is a leaf of the tier of which the lower part holds nothing
+        else:
+            self._offer(upper)  # the queue knows the lower part alone
 
-    def grow(
-        self,
-        node: Node,
-        taken: int,
-        keys: Sequence[PageKey],
-        last: int,
-        *,
-        own: Node | None = None,
-    ) -> tuple[list[tuple[Node, int, int]], Node | None, int]:
-        """Make the pages ``keys[d:last]`` exist behind page ``taken`` of ``node``, d being the depth there.
+    def follow(
+        self, node: Node, taken: int, keys: Sequence[PageKey], last: int
+    ) -> tuple[list[tuple[Node, int, int]], Node, int]:
+        """Walk from behind page ``taken`` of ``node`` along ``keys`` as far as pages exist.
 
-        Returns the runs that were there already as (node, first, count), then the node that holds
-        the new pages and how many those are. New pages have no copy yet: the caller fills them
-        before anything else looks. They join ``node`` itself when it is ``own``, the run that the
-        same request made before and nobody else has seen, else they become a child.
+        Returns the runs found as (node, first, count), the node that what is missing hangs on, cut
+        there if it goes on otherwise, and the depth reached, at most ``last``.
         """
         spans = []
         depth = node.start + taken
@@ -189,24 +184,43 @@ class Tree:
                     taken += run
                     continue
                 lower, node = node, self.split(node, taken)
-                if spans and spans[-1][0] is lower:  # what was found there is in the upper part
+                if spans and spans[-1][0] is lower:  # the run just found went to the upper part
                     spans[-1] = (node, *spans[-1][1:])
             child = node.children.get(keys[depth])
             if child is None:
                 break
             node, taken = child, 0
-        if depth >= last:
-            return spans, None, 0
+        return spans, node, depth
+
+    def append(
+        self,
+        node: Node,
+        keys: Sequence[PageKey],
+        l1_slots: Sequence[int] | None = None,
+        own: Node | None = None,
+    ) -> Node:
+        """New pages with these keys hang on ``node``; returns the node that holds them.
+
+        They are READY in ``l1_slots`` if those are given, else without a copy: then the caller
+        fills them before anything else looks. They join ``node`` itself when it is ``own``, the run
+        that the same request made before and nobody else has seen, else they become a child.
+        """
+        depth, count = node.end, len(keys)
         self.tick += 1
         if node is own and node.hits == 1 and not node.children:
             node.touched = self.tick
-            node.stored = 0
         else:
-            node = self._new_child(node, depth, keys[depth])
-        node.keys.extend(keys[depth:last])
-        node.pages.extend([Page(keys[at], node, at) for at in range(depth, last)])
-        self._note_history(node)
-        return spans, node, last - depth
+            node = self._new_child(node, depth, keys[0])
+        depths = range(depth, depth + count)
+        node.keys.extend(keys)
+        if l1_slots is None:
+            node.pages.extend(map(Page, keys, repeat(node), depths))
+        else:
+            node.pages.extend(map(Page, keys, repeat(node), depths, l1_slots, repeat(READY)))
+            self.set_l1_end(node, node.l1_end + count)
+        if self.l1_queue.needs_history:
+            _note_history(node)
+        return node
 
     def _new_child(self, parent: Node, start: int, key: PageKey) -> Node:
         self._ids += 1
@@ -215,19 +229,13 @@ class Tree:
         parent.children[key] = child
         return child
 
-    def _note_history(self, node: Node) -> None:
-        depth = node.end
-        above: Node | None = node
-        while above is not None and above.history < depth:
-            above.history = depth
-            above = above.parent
-
     def cut(self, node: Node, length: int) -> None:
         """Forget the pages of ``node`` from index ``length`` on; none of them holds a copy."""
         assert not node.children and node.l1_end <= length and node.l2_count <= length
         if length:
             del node.pages[length:]
             del node.keys[length:]
+            node.stored_end = min(node.stored_end, length)
             return
         parent = node.parent
         assert parent is not None
@@ -300,6 +308,14 @@ class Tree:
             self.l1_queue.offer(node)
         if node.l2_count and not node.l2_kids:
             self.l2_queue.offer(node)
+
+
+def _note_history(node: Node) -> None:
+    depth = node.end
+    above: Node | None = node
+    while above is not None and above.history < depth:
+        above.history = depth
+        above = above.parent
 
 
 def _has_l2_below(node: Node) -> bool:

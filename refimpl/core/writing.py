@@ -57,12 +57,11 @@ class Writer:
             self._store_path(node, self._hits)
 
     def _back_up_path(self, node: Node | None, hits: int) -> None:
-        path = []
+        pages: list[Page] = []
         while node is not None and node.l2_count < len(node.pages):
             if node.hits >= hits:
-                path.append(node)
+                pages[:0] = _without_l2(node)
             node = node.parent
-        pages = [page for node in reversed(path) for page in node.pages if not page.l2_state]
         if not pages:
             return
         room = self._host.make_room(len(pages))
@@ -119,34 +118,53 @@ class Writer:
 
     # ---- L2 -> L3 -------------------------------------------------------------------------------
 
-    def _store_path(self, node: Node | None, hits: int) -> None:
+    def _store_path(self, node: Node, hits: int) -> None:
         """Offer to L3 what of this path is in L2 and was not offered in this generation."""
-        generation = self._host.generation
-        path = []
-        while node is not None and node.parent is not None and node.stored != generation:
-            if node.hits >= hits:
-                path.append(node)
+        pages: list[Page] = []
+        while node.parent is not None:
+            first = self._stored_end(node)
+            if first < len(node.pages) and node.l2_count and node.hits >= hits:
+                pages[:0] = node.pages[first:]
             node = node.parent
-        self._store([page for node in reversed(path) for page in node.pages])
+        if pages:
+            self._store(pages)
 
     def _store(self, pages: list[Page]) -> int:
         """Open one op for those of ``pages``, one chain, that L3 was not offered yet."""
         generation = self._host.generation
         fresh = [p for p in pages if p.l2_state == READY and p.offered != generation]
+        if not fresh:
+            return 0
         room = self._store_room()
         if len(fresh) > room:
             self._out.facts.append(Skipped(0, "store", len(fresh) - room, "backlog"))
             fresh = fresh[:room]
-        if not fresh:
-            return 0
+            if not fresh:
+                return 0
         for page in fresh:
             page.offered = generation
         op = Op(self._ops.next_id(), STORE, 0, fresh, fresh[-1])
         self._ops.open(op)
-        self._mark_stored(fresh)
+        self._note_stored(fresh)
         keys = [page.key for page in fresh]
         self._out.commands.append(Store(op.id, keys, [page.l2_slot for page in fresh]))
         return len(fresh)
+
+    def _stored_end(self, node: Node) -> int:
+        if node.stored != self._host.generation:
+            node.stored, node.stored_end = self._host.generation, 0
+        return node.stored_end
+
+    def _note_stored(self, pages: list[Page]) -> None:
+        generation = self._host.generation
+        node = None
+        for page in pages:
+            if page.node is not node:
+                node = page.node
+                end = self._stored_end(node)
+                while end < len(node.pages) and node.pages[end].offered == generation:
+                    end += 1
+                node.stored_end = end
 
     def _store_room(self) -> int:
         """Pages that may join the backlog: writes to L3 pin no more than a set share of L2."""
@@ -156,21 +174,14 @@ class Writer:
         limit = max(capacity * self._config.store_percent // 100, 1)
         return max(limit - self._ops.pages_of(STORE), 0)
 
-    def _mark_stored(self, pages: list[Page]) -> None:
-        generation = self._host.generation
-        node = None
-        for page in pages:
-            if page.node is not node:
-                node = page.node
-                if all(other.offered == generation for other in node.pages):
-                    node.stored = generation
-
     def stored(self, op_id: int, done: int) -> list[PageKey]:
         """A ``Store`` has ended; the leading ``done`` pages are in L3. Returns their keys."""
         op = self._ops.get(op_id)
         assert op.kind == STORE
         for page in op.pages[done:]:
-            page.offered = page.node.stored = 0
+            page.offered = 0
+            node = page.node
+            node.stored_end = min(node.stored_end, page.depth - node.start)
         self._ops.finish(op)
         self._out.facts.append(Wrote("storage", len(op.pages), done))
         return [page.key for page in op.pages[:done]]
@@ -179,7 +190,7 @@ class Writer:
         capacity, free = self._host.pool.capacity, self._host.pool.free
         if capacity is None or free * _LOW_WATER >= capacity:
             return
-        goal = capacity // _HIGH_WATER
+        goal = max(capacity // _HIGH_WATER, 1)
         ready = free + self._ops.pages_of(STORE)
         queue, passed = self._tree.l2_queue, []
         while ready < goal and self._store_room() and (node := queue.peek()) is not None:
@@ -190,3 +201,12 @@ class Writer:
                 passed.append(node)
         for node in passed:
             queue.offer(node)
+
+
+def _without_l2(node: Node) -> list[Page]:
+    """The pages of ``node`` that have no L2 copy; mostly they are its last ones."""
+    first = node.l2_count
+    pages = [page for page in node.pages[first:] if not page.l2_state]
+    if len(pages) == len(node.pages) - first:
+        return pages
+    return [page for page in node.pages if not page.l2_state]

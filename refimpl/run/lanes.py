@@ -74,6 +74,7 @@ class LaneExecutor:
             self._admin,
         )
         self._now = 0
+        self._due = NEVER  # the earliest of the lanes, kept: it is asked several times a step
         self._open: set[int] = set()  # op ids without their completion; never iterated
 
     @property
@@ -89,9 +90,7 @@ class LaneExecutor:
     def submit(self, command: Command, now: int) -> None:
         """Start or queue ``command`` at ``now``, in ns."""
         assert now >= self._now, f"time went back from {self._now} to {now}"
-        assert min(lane.due for lane in self._lanes) >= now, (
-            "completions before now were not popped"
-        )
+        assert self._due >= now, "completions before now were not popped"
         self._now = now
         match command:
             case RunBatch():
@@ -108,6 +107,7 @@ class LaneExecutor:
                 pass  # page tables are the business of hands that have pages
             case _:
                 raise AssertionError(f"lanes do not serve {command}")
+        self._due = min([lane.due for lane in self._lanes])
 
     def _submit_op(self, command: BackUp | Probe | Fetch | Store, now: int) -> None:
         assert command.op not in self._open, f"op {command.op} is already open"
@@ -124,8 +124,7 @@ class LaneExecutor:
 
     def next_due(self) -> int | None:
         """When the next thing ends, in ns; None when nothing is in progress."""
-        due = min(lane.due for lane in self._lanes)
-        return None if due == NEVER else due
+        return None if self._due == NEVER else self._due
 
     def pop_due(self, now: int) -> list[AnyEvent]:
         """All that ends at the earliest due time, if that is not after ``now``, in total order.
@@ -133,7 +132,7 @@ class LaneExecutor:
         Call it until ``next_due`` is later. An empty list at a due time says that a part of a store
         has ended, which others may read from now on: nothing for this engine to handle.
         """
-        due = min(lane.due for lane in self._lanes)
+        due = self._due
         if due > now:
             return []
         assert due >= self._now, f"time went back from {self._now} to {due}"
@@ -142,6 +141,7 @@ class LaneExecutor:
         for lane in self._lanes:
             if lane.due == due:
                 events.extend([event for _, event in lane.finish()])
+        self._due = min([lane.due for lane in self._lanes])
         for event in events:
             if isinstance(event, _OP_ENDS):
                 assert event.op in self._open, f"op {event.op} completes without being open"

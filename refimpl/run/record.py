@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -83,6 +84,20 @@ class Record:
         self.revoked: Counter[str] = Counter()  # prefetches by reason
         self.skipped: Counter[str] = Counter()  # "action: reason" -> pages
         self.finished: Counter[str] = Counter()  # reasons
+        # The others (Matched, Inserted, StorageChanged) are in the digest, not in the totals.
+        self._folds: dict[type[Fact], Callable[[Any, int], None]] = {
+            Admitted: self._on_admitted,
+            Demoted: self._on_demoted,
+            Dropped: self._on_dropped,
+            Evicted: self._on_evicted,
+            Finished: self._on_finished,
+            LoadedBack: self._on_loaded_back,
+            Prefetch: self._on_prefetch,
+            Readmitted: self._on_readmitted,
+            Retracted: self._on_retracted,
+            Skipped: self._on_skipped,
+            Wrote: self._on_wrote,
+        }
 
     def submitted(self, spec: RequestSpec, instance: int, now: int) -> None:
         """A request was sent to an instance."""
@@ -98,8 +113,11 @@ class Record:
         for command in step.commands:
             if isinstance(command, Reply) and command.first:
                 self.rows[command.rid].first_token_ns = now
+        folds = self._folds
         for fact in step.facts:
-            self._fold(fact, now)
+            fold = folds.get(type(fact))
+            if fold is not None:
+                fold(fact, now)
             if self.listener is not None:
                 self.listener.see(now, instance, fact)
 
@@ -108,47 +126,51 @@ class Record:
         """SHA-256 over all steps so far, in hex."""
         return self._sha256.hexdigest()
 
-    def _fold(self, fact: Fact, now: int) -> None:
-        counts = self.counts
-        match fact:
-            case Admitted():
-                row = self.rows[fact.rid]
-                row.device_tokens = fact.device_tokens
-                row.host_tokens = fact.host_tokens
-                row.storage_tokens = fact.storage_tokens
-            case Demoted():
-                counts["demoted"] += fact.pages
-            case Evicted():
-                counts[f"evicted_{fact.tier}"] += fact.pages
-                counts[f"evicted_{fact.tier}_{fact.reason}"] += fact.pages
-            case Dropped():
-                counts["dropped"] += fact.pages
-            case LoadedBack():
-                counts["load_back"] += fact.pages
-            case Wrote():
-                counts[f"wrote_{fact.tier}"] += fact.done
-                counts[f"lost_{fact.tier}"] += fact.pages - fact.done
-            case Prefetch():
-                self._fold_prefetch(fact)
-            case Skipped():
-                self.skipped[f"{fact.action}: {fact.reason}"] += fact.pages
-            case Readmitted():
-                self.rows[fact.rid].recomputed_tokens += fact.tokens - fact.cached_tokens
-            case Retracted():
-                counts["retracted"] += 1
-            case Finished():
-                row = self.rows[fact.rid]
-                row.end_ns = now
-                row.output_tokens = fact.tokens
-                row.finish = fact.reason
-                self.finished[fact.reason.partition(":")[0]] += 1
-            case _:
-                pass  # Matched, Inserted, StorageChanged: in the digest, not in the totals
+    def _on_admitted(self, fact: Admitted, _: int) -> None:
+        row = self.rows[fact.rid]
+        row.device_tokens = fact.device_tokens
+        row.host_tokens = fact.host_tokens
+        row.storage_tokens = fact.storage_tokens
 
-    def _fold_prefetch(self, fact: Prefetch) -> None:
+    def _on_demoted(self, fact: Demoted, _: int) -> None:
+        self.counts["demoted"] += fact.pages
+
+    def _on_evicted(self, fact: Evicted, _: int) -> None:
+        self.counts[f"evicted_{fact.tier}"] += fact.pages
+        self.counts[f"evicted_{fact.tier}_{fact.reason}"] += fact.pages
+
+    def _on_dropped(self, fact: Dropped, _: int) -> None:
+        self.counts["dropped"] += fact.pages
+
+    def _on_loaded_back(self, fact: LoadedBack, _: int) -> None:
+        self.counts["load_back"] += fact.pages
+
+    def _on_wrote(self, fact: Wrote, _: int) -> None:
+        self.counts[f"wrote_{fact.tier}"] += fact.done
+        if fact.done < fact.pages:
+            self.counts[f"lost_{fact.tier}"] += fact.pages - fact.done
+
+    def _on_prefetch(self, fact: Prefetch, _: int) -> None:
         if fact.step == "revoked":
             self.revoked[fact.reason] += 1
             return
         self.counts[f"prefetch_{fact.step}"] += 1
         if fact.step in ("completed", "failed", "stopped"):
             self.counts["prefetch_pages"] += fact.pages
+
+    def _on_skipped(self, fact: Skipped, _: int) -> None:
+        self.skipped[f"{fact.action}: {fact.reason}"] += fact.pages
+
+    def _on_readmitted(self, fact: Readmitted, _: int) -> None:
+        self.rows[fact.rid].recomputed_tokens += fact.tokens - fact.cached_tokens
+
+    def _on_retracted(self, fact: Retracted, _: int) -> None:
+        del fact
+        self.counts["retracted"] += 1
+
+    def _on_finished(self, fact: Finished, now: int) -> None:
+        row = self.rows[fact.rid]
+        row.end_ns = now
+        row.output_tokens = fact.tokens
+        row.finish = fact.reason
+        self.finished[fact.reason.partition(":")[0]] += 1

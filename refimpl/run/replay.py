@@ -92,7 +92,7 @@ class CacheReplay:
     def _bring_in(self, spec: RequestSpec, keys: list[PageKey], match: Match, last: int) -> None:
         """Load what is in L2 alone, then insert what is new, as far as L1 has room."""
         cache = self.cache
-        deepest = cache.page_at(match, match.pages - 1) if match.pages else None
+        deepest = match.node.pages[match.taken - 1] if match.pages else None
         if deepest is not None:
             cache.tree.pin(deepest)
         wanted = min(last - match.l1, cache.device.available)
@@ -100,7 +100,9 @@ class CacheReplay:
             if not self._complete():
                 wanted = cache.device.pool.free
         load = min(match.l2, wanted)
-        anchor = cache.page_at(match, match.l1 + load - 1) if match.l1 + load else None
+        anchor = deepest
+        if match.l1 + load < match.pages:
+            anchor = cache.page_at(match, match.l1 + load - 1) if match.l1 + load else None
         if load:
             for page in cache.begin_load(match, load):
                 page.l1_state = READY

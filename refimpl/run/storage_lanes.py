@@ -64,21 +64,18 @@ class StoreLane(FifoLane[Store]):
     def complete(self, job: Store) -> AnyEvent | None:
         """A batch has ended; one that fails wrote its first pages and is the last of its op."""
         pages, faults = len(self._batch), self.site.faults
-        failed = faults.strike("store_fail")
+        failed, sent = faults.strike("store_fail"), self._missing
         if failed:
             pages = faults.part_of(pages)
-        self._put(frozenset(self._batch[:pages]))
+            reached = frozenset(self._batch[:pages])
+            sent = [key for key in sent if key in reached]
+        self.site.store.put(sent)
+        self.pages += len(sent)
         self._written += pages
         if not failed and self._written < len(job.keys):
             return None
         written, self._written = self._written, 0
         return Stored(job.op, written)
-
-    def _put(self, reached: frozenset[PageKey]) -> None:
-        for key in self._missing:
-            if key in reached:
-                self.site.store.put(key)
-                self.pages += 1
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ Called by: storage_lanes, world, tests.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from refimpl.config import require
 from refimpl.keys import PageKey
@@ -33,7 +33,8 @@ class SharedStore:
         self.gets = 0  # pages that were asked for
         self.gets_missed = 0  # of them, not there
         self.evicted = 0  # pages dropped for lack of room
-        self._keys: OrderedDict[PageKey, None] = OrderedDict()
+        # In order of use, the oldest first; without a limit nobody asks for the order.
+        self._keys: dict[PageKey, None] = {} if capacity_pages is None else OrderedDict()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -51,33 +52,36 @@ class SharedStore:
 
     def missing(self, keys: Sequence[PageKey]) -> list[PageKey]:
         """Those of ``keys`` that a write has to send. The others count as skipped, and as used."""
-        absent = []
-        for key in keys:
-            if key in self._keys:
-                self._keys.move_to_end(key)
-                self.puts_skipped += 1
-            else:
-                absent.append(key)
+        present = self._keys
+        absent = [key for key in keys if key not in present]
+        if len(absent) < len(keys):
+            self.puts_skipped += len(keys) - len(absent)
+            self._use(key for key in keys if key in present)
         return absent
 
-    def put(self, key: PageKey) -> bool:
-        """Make a page readable. False when it was there; an existing page is kept, not replaced."""
-        self.puts += 1
-        if key in self._keys:
-            self._keys.move_to_end(key)
-            self.puts_existing += 1
-            return False
-        self._keys[key] = None
-        if self.capacity_pages is not None and len(self._keys) > self.capacity_pages:
-            self._keys.popitem(last=False)
-            self.evicted += 1
-        return True
+    def put(self, keys: Sequence[PageKey]) -> None:
+        """Make pages readable; one that is there already is kept, not replaced."""
+        self.puts += len(keys)
+        present = [key for key in keys if key in self._keys]
+        if present:
+            self.puts_existing += len(present)
+            self._use(present)
+        self._keys.update(dict.fromkeys(keys))
+        if self.capacity_pages is not None:
+            while len(self._keys) > self.capacity_pages:
+                del self._keys[next(iter(self._keys))]
+                self.evicted += 1
+
+    def _use(self, keys: Iterable[PageKey]) -> None:
+        if isinstance(self._keys, OrderedDict):
+            for key in keys:
+                self._keys.move_to_end(key)
 
     def get(self, key: PageKey) -> bool:
         """Read a page. False when it isn't there, or no longer."""
         self.gets += 1
         if key in self._keys:
-            self._keys.move_to_end(key)
+            self._use((key,))
             return True
         self.gets_missed += 1
         return False

@@ -59,9 +59,7 @@ class World:
         self._page_size = page_size
         self.now = 0
         self._placed: dict[int, int] = {}  # rid -> instance, while it is not over
-        self._injected: list[
-            tuple[int, int, int, AnyEvent]
-        ] = []  # heap: (time, order, instance, ...)
+        self._injected: list[tuple[int, int, int, AnyEvent]] = []  # heap: time, order, instance
         self._injections = 0
         self.after_turn: Callable[[Instance, Step], None] | None = None  # tests look in here
 
@@ -73,7 +71,8 @@ class World:
     def run(self, workload: Workload, progress: Callable[[int], None] | None = None) -> Record:
         """Send the workload and run until nothing is left to do; ``progress`` hears of each end."""
         arrivals = Arrivals(workload)
-        while (at := self._next_time(arrivals)) is not None:
+        dues = [instance.next_time() for instance in self.instances]
+        while (at := _earliest([arrivals.next_time(), self._injected_next(), *dues])) is not None:
             self.now = max(self.now, at)
             for spec in arrivals.due(self.now):
                 self._send(spec)
@@ -81,18 +80,15 @@ class World:
                 _, _, index, event = heappop(self._injected)
                 self.instances[index].inbox.append(event)
             for index, instance in enumerate(self.instances):
-                due = instance.next_time()
+                due = dues[index]
                 if instance.inbox or (due is not None and due <= self.now):
                     self._turn(index, instance, arrivals, progress)
+                    dues[index] = instance.next_time()
         assert arrivals.is_empty and not self._placed, "the world stands still with work left"
         return self.record
 
-    def _next_time(self, arrivals: Arrivals) -> int | None:
-        times = [instance.next_time() for instance in self.instances]
-        times.append(arrivals.next_time())
-        if self._injected:
-            times.append(self._injected[0][0])
-        return min((at for at in times if at is not None), default=None)
+    def _injected_next(self) -> int | None:
+        return self._injected[0][0] if self._injected else None
 
     def _turn(
         self,
@@ -135,3 +131,11 @@ class World:
             return []
         seed = namespace_seed(spec.extra_key, spec.cache_salt, spec.lora_id)
         return spec.prompt.page_keys(self._page_size, seed)
+
+
+def _earliest(times: Sequence[int | None]) -> int | None:
+    first = None
+    for at in times:
+        if at is not None and (first is None or at < first):
+            first = at
+    return first

@@ -80,7 +80,7 @@ def keys(count: int, document: int = 0) -> list[bytes]:
 def stored(count: int, document: int = 0) -> SharedStore:
     store = SharedStore()
     for key in keys(count, document):
-        store.put(key)
+        store.put([key])
     return store
 
 
@@ -222,7 +222,7 @@ def test_a_probe_sees_what_another_instance_stored_meanwhile() -> None:
     store = SharedStore()
     lanes = lanes_of(store)
     lanes.submit(Probe(1, 1, keys(9)), 0)
-    store.put(keys(1)[0])
+    store.put(keys(1))
     assert drain(lanes)[0][1] == Probed(1, 1)
 
 

@@ -17,7 +17,7 @@ def keys(*numbers: int) -> list[bytes]:
 def store_of(*numbers: int, capacity: int | None = None) -> SharedStore:
     store = SharedStore(capacity)
     for key in keys(*numbers):
-        store.put(key)
+        store.put([key])
     return store
 
 
@@ -31,14 +31,14 @@ def test_a_leading_run_ends_at_the_first_gap() -> None:
 
 def test_a_second_put_keeps_the_page_and_is_counted() -> None:
     store = store_of(1)
-    assert not store.put(keys(1)[0])
+    store.put(keys(1))
     assert (store.puts, store.puts_existing, len(store)) == (2, 1, 1)
 
 
 def test_a_full_store_drops_the_page_that_was_used_least_recently() -> None:
     store = store_of(1, 2, 3, capacity=3)
     assert store.get(keys(1)[0])
-    store.put(keys(4)[0])
+    store.put(keys(4))
     assert [key in store for key in keys(1, 2, 3, 4)] == [True, False, True, True]
     assert store.evicted == 1
 
@@ -46,7 +46,7 @@ def test_a_full_store_drops_the_page_that_was_used_least_recently() -> None:
 def test_a_page_found_before_a_write_counts_as_used() -> None:
     store = store_of(1, 2, capacity=2)
     assert store.missing(keys(1, 3)) == keys(3)
-    store.put(keys(3)[0])
+    store.put(keys(3))
     assert keys(1)[0] in store
     assert keys(2)[0] not in store
     assert store.puts_skipped == 1
@@ -55,7 +55,7 @@ def test_a_page_found_before_a_write_counts_as_used() -> None:
 def test_asking_for_a_page_keeps_it_no_longer() -> None:
     store = store_of(1, 2, capacity=2)
     store.leading_run(keys(1))
-    store.put(keys(3)[0])
+    store.put(keys(3))
     assert keys(1)[0] not in store
 
 
@@ -91,5 +91,5 @@ def test_the_store_equals_a_list_ordered_by_last_use(
         elif call == "p":
             model = [*model, key][-capacity:]
         if call == "p":
-            store.put(key)
+            store.put([key])
         assert [name for name in keys(*range(10)) if name in store] == sorted(model)

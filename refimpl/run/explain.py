@@ -1,0 +1,221 @@
+"""``--explain RID``: why a request hit or missed each tier, in plain words.
+
+A listener of the record: it notes what was decided about the request and who computed what before,
+and makes sentences of that at the end. Must not know: engines. Called by: the command line.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from refimpl.config import require
+from refimpl.core.policy import usable_pages
+from refimpl.keys import namespace_seed
+from refimpl.messages import (
+    Admitted,
+    Fact,
+    Finished,
+    Inserted,
+    LoadedBack,
+    Matched,
+    Prefetch,
+    Retracted,
+    Skipped,
+)
+from refimpl.run.setup import Simulation
+from refimpl.units import NS_PER_MS
+from refimpl.workload.request import RequestSpec
+
+_REVOKED: Final = {
+    "not_in_storage": "L3 did not have its next page: it was never written, not written yet, or"
+    " has left L3",
+    "below_threshold": "L3 had fewer pages than prefetch_threshold asks for",
+    "host_capacity": "L2 had no room to stage what L3 had",
+    "nobody_waits": "the request had stopped waiting before L3 answered",
+}
+_SKIPPED: Final = {
+    (
+        "prefetch",
+        "below_threshold",
+    ): "{pages} pages were too few to ask L3 for (prefetch_threshold)",
+    ("prefetch", "host_capacity"): "{pages} pages that L3 had found no room in L2",
+    ("load_back", "below_threshold"): "{pages} pages in L2 were too few to load back"
+    " (load_back_threshold) and were recomputed",
+}
+
+
+class Explanation:
+    """What there is to say about one request."""
+
+    def __init__(self, simulation: Simulation, rid: int) -> None:
+        specs = {spec.rid: spec for spec in simulation.workload.requests}
+        require(
+            rid in specs, f"--explain {rid}: there is no such request; they are 1 to {len(specs)}"
+        )
+        self._specs = specs
+        self._spec = specs[rid]
+        self._config = simulation.engine
+        self._page_size = simulation.options.page_size
+        self._seed = _seed(self._spec)
+        self._keys = self._spec.prompt.page_keys(self._page_size, self._seed)
+        self._facts: list[tuple[int, Fact]] = []
+        self._instance = 0
+        self._admitted: tuple[int, Admitted] | None = None
+        self._computed_by: dict[int, tuple[int, int]] = {}  # rid -> (time, instance), before it
+
+    def see(self, now: int, instance: int, fact: Fact) -> None:
+        """One fact of the record."""
+        if isinstance(fact, Inserted) and self._admitted is None:
+            self._computed_by.setdefault(fact.rid, (now, instance))
+        if getattr(fact, "rid", None) != self._spec.rid:
+            return
+        self._instance = instance
+        self._facts.append((now, fact))
+        if isinstance(fact, Admitted):
+            self._admitted = (now, fact)
+
+    def lines(self) -> list[str]:
+        """The explanation, a sentence a line."""
+        rid, prompt = self._spec.rid, self._spec.prompt.length
+        usable = usable_pages(prompt, self._page_size)
+        head = (
+            f"request {rid}: {prompt} tokens, {len(self._keys)} full pages of {self._page_size},"
+            f" of which {usable} may hit (one token is always left to compute)"
+        )
+        if self._admitted is None:
+            return [head, *self._ends(), "it was never admitted, so it hit nothing"]
+        return [head, *self._tiers(usable), *self._events(), *self._ends()]
+
+    def _tiers(self, usable: int) -> list[str]:
+        assert self._admitted is not None
+        _, admitted = self._admitted
+        page = self._page_size
+        device, host, storage = (
+            admitted.device_tokens // page,
+            admitted.host_tokens // page,
+            admitted.storage_tokens // page,
+        )
+        lines = [
+            f"L1 device: {device} pages hit",
+            f"L2 host: {host} pages hit" if self._config.cache.has_l2 else "L2 host: off",
+            f"L3 storage: {storage} pages hit"
+            if self._config.storage_attached
+            else "L3 storage: off",
+        ]
+        hit = device + host + storage
+        if hit >= usable:
+            return [*lines, "every page that may hit did"]
+        return [
+            *lines,
+            f"page {hit + 1} of {usable} was the first to be computed: {self._why(hit)}",
+        ]
+
+    def _why(self, index: int) -> str:
+        """Why the page at ``index`` was in no tier that it could be taken from."""
+        if not self._config.reuse:
+            return "nothing is kept for later requests (--disable-radix-cache)"
+        maker = self._maker(index)
+        if maker is None:
+            return self._why_new(index)
+        if maker not in self._computed_by:
+            return f"request {maker} has the same page and had not finished computing it yet"
+        at, instance = self._computed_by[maker]
+        if instance != self._instance:
+            return (
+                f"request {maker} computed it on instance {instance}, whose L1 and L2 are its own,"
+                f" and this one ran on instance {self._instance}"
+            )
+        since = f"request {maker} computed it at {at / NS_PER_MS:,.1f} ms; since then it"
+        if self._skipped("load_back"):
+            return f"{since} went to L2, and it was not loaded back"
+        return f"{since} {self._gone()}{self._late()}"
+
+    def _gone(self) -> str:
+        """Where a page went that neither local tier has."""
+        cache = self._config.cache
+        if not cache.has_l2:
+            return "was evicted from L1"
+        if cache.write_policy == "write_through":
+            return "was evicted from L1 and L2"
+        return f"was evicted from L1, and L2 has it no more or never had ({cache.write_policy})"
+
+    def _late(self) -> str:
+        """What to add when L3 was reading the page and the request went on without it."""
+        steps = {fact.step for _, fact in self._facts if isinstance(fact, Prefetch)}
+        return "; L3 had it, and not all of that arrived in time" if "stopped" in steps else ""
+
+    def _why_new(self, index: int) -> str:
+        for spec in self._earlier():
+            if _seed(spec) != self._seed:
+                keys = spec.prompt.page_keys(self._page_size, self._seed)
+                if len(keys) > index and keys[index] == self._keys[index]:
+                    return f"request {spec.rid} had the same tokens in another namespace"
+        return "no request before it had the same prefix that far"
+
+    def _maker(self, index: int) -> int | None:
+        """The last request before this one whose prompt has the page."""
+        found = None
+        for spec in self._earlier():
+            if _seed(spec) == self._seed:
+                keys = spec.prompt.page_keys(self._page_size, self._seed)
+                if len(keys) > index and keys[index] == self._keys[index]:
+                    found = spec.rid
+        return found
+
+    def _earlier(self) -> list[RequestSpec]:
+        return [spec for rid, spec in self._specs.items() if rid < self._spec.rid]
+
+    def _skipped(self, action: str) -> bool:
+        return any(isinstance(f, Skipped) and f.action == action for _, f in self._facts)
+
+    def _events(self) -> list[str]:
+        return [line for now, fact in self._facts if (line := _sentence(now, fact))]
+
+    def _ends(self) -> list[str]:
+        return [
+            f"it ended at {now / NS_PER_MS:,.1f} ms after {fact.tokens} tokens: {fact.reason}"
+            for now, fact in self._facts
+            if isinstance(fact, Finished)
+        ]
+
+
+def _sentence(now: int, fact: Fact) -> str:
+    """What one fact says to a reader; empty when the tiers have said it already."""
+    at = f"at {now / NS_PER_MS:,.1f} ms"
+    match fact:
+        case Matched():
+            return f"{at} it came; the tree held {fact.l1} of its pages in L1 and {fact.l2} in L2"
+        case LoadedBack():
+            return f"{at} {fact.pages} pages were loaded back from L2"
+        case Skipped():
+            text = _SKIPPED.get((fact.action, fact.reason), "{pages} pages: " + fact.reason)
+            return f"{at} {text.format(pages=fact.pages)}"
+        case Retracted():
+            return f"{at} it was retracted: L1 had no slot for its next token"
+        case Prefetch():
+            return f"{at} {_prefetch_words(fact)}"
+        case _:
+            return ""
+
+
+def _prefetch_words(fact: Prefetch) -> str:
+    match fact.step:
+        case "probed":
+            return f"L3 said it has {fact.pages} of the pages asked for"
+        case "started":
+            return f"a read of {fact.pages} pages from L3 began"
+        case "joined":
+            return f"it joined a read from L3 under way, for {fact.pages} pages"
+        case "revoked":
+            return f"the read from L3 was given up: {_REVOKED.get(fact.reason, fact.reason)}"
+        case "timed_out":
+            return f"it stopped waiting for L3 at its deadline; {fact.pages} pages had arrived"
+        case "landed":
+            lost = "; their parent was gone, so they were dropped" if fact.reason else ""
+            return f"{fact.pages} pages from L3 entered the tree{lost}"
+        case _:
+            return f"the read from L3 has {fact.step} with {fact.pages} pages"
+
+
+def _seed(spec: RequestSpec) -> bytes:
+    return namespace_seed(spec.extra_key, spec.cache_salt, spec.lora_id)

@@ -1,0 +1,207 @@
+"""``--hicache-storage-backend-extra-config``: what it may hold and where it comes from.
+
+Inline JSON, or ``@FILE`` in JSON, TOML or YAML. Keys for HiCache are taken out and checked; what
+remains belongs to the backend. Must not know: backends. Called by: setup.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from refimpl.config import ConfigError, require
+from refimpl.units import NS_PER_S, scaled_decimal
+
+NAME: Final = "--hicache-storage-backend-extra-config"
+_TIMES: Final = (
+    "prefetch_timeout_base",
+    "prefetch_timeout_per_ki_token",
+    "prefetch_timeout_max",
+)
+_OURS: Final = (
+    "prefetch_threshold",
+    *_TIMES,
+    "tp_lcm_size",
+    "hicache_storage_pass_prefix_keys",
+    "integrity",
+    "compat",
+)
+# Keys of the backends (spec 5.2-5.4); a backend that is not listed takes any key.
+_THEIRS: Final[dict[str, tuple[str, ...]]] = {
+    "memory": ("max_size",),
+    "file": (
+        "file_storage_path",
+        "max_size",
+        "min_free_space",
+        "eviction_ratio",
+        "enable_metadata_cache",
+        "metadata_ttl",
+    ),
+    "mooncake": (
+        "local_hostname",
+        "metadata_server",
+        "global_segment_size",
+        "protocol",
+        "device_name",
+        "master_server_address",
+        "master_metrics_port",
+        "check_server",
+        "standalone_storage",
+        "client_server_address",
+        "enable_ssd_offload",
+        "ssd_offload_path",
+        "tenant_id",
+        "extra_backend_tag",
+        "enable_group_semantics",
+    ),
+    "hf3fs": ("use_mock_hf3fs_client",),
+    "nixl": (
+        "plugin",
+        "use_direct_io",
+        "l3_cleaner_enabled",
+        "l3_cleaner_high_watermark",
+        "l3_cleaner_low_watermark",
+    ),
+}
+_DYNAMIC: Final = ("backend_name", "module_path", "class_name")
+_SIZES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
+    f"{letter}i": 1024 ** (power + 1) for power, letter in enumerate("kmgt")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraConfig:
+    """The keys that HiCache itself reads, in integers; None: not given."""
+
+    prefetch_threshold: int | None = None  # tokens
+    prefetch_timeout_base_ns: int | None = None
+    prefetch_timeout_per_ki_token_ns: int | None = None
+    prefetch_timeout_max_ns: int | None = None
+    tp_lcm_size: int | None = None
+    max_size_bytes: int | None = None  # of memory and file
+    backend: dict[str, Any] = field(default_factory=dict)  # what belongs to the backend
+
+
+def read_extra_config(text: str | None, storage_backend: str | None) -> ExtraConfig:
+    """Parse and check. Raises ConfigError, one line, naming the key or the place in the file."""
+    if text is None:
+        return ExtraConfig()
+    require(storage_backend is not None, f"{NAME} needs --hicache-storage-backend")
+    assert storage_backend is not None
+    keys = _parse(text)
+    _check_names(keys, storage_backend)
+    times = {f"{name}_ns": _time_ns(keys, name) for name in _TIMES}
+    return ExtraConfig(
+        prefetch_threshold=_whole(keys, "prefetch_threshold"),
+        tp_lcm_size=_whole(keys, "tp_lcm_size"),
+        max_size_bytes=_size_bytes(keys, "max_size") if "max_size" in keys else None,
+        backend={name: value for name, value in keys.items() if name not in _OURS},
+        **times,
+    )
+
+
+def _parse(text: str) -> dict[str, Any]:
+    where = NAME
+    load: Callable[[str], Any] = _load_json
+    if text.startswith("@"):
+        path = Path(text[1:])
+        where, load = f"{NAME}: {path}", _loader(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{where} can't be read: {_line(error)}") from None
+    try:
+        keys = load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{where} is malformed: {_line(error)}") from None
+    require(isinstance(keys, dict), f"{where} must be an object of keys and values")
+    assert isinstance(keys, dict)
+    for name in keys:
+        require(isinstance(name, str), f"{where}: key {name!r} must be a string")
+    return keys
+
+
+def _load_json(text: str) -> Any:
+    return json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+def _loader(path: Path) -> Callable[[str], Any]:
+    match path.suffix:
+        case ".json":
+            return _load_json
+        case ".toml":
+            return lambda text: tomllib.loads(text, parse_float=Decimal)
+        case ".yaml" | ".yml":
+            return yaml.safe_load
+        case _:
+            raise ConfigError(f"{NAME}: {path} must end in .json, .toml, .yaml or .yml")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _check_names(keys: dict[str, Any], backend: str) -> None:
+    if backend == "dynamic":
+        for name in _DYNAMIC:
+            require(name in keys, f"{NAME}: dynamic needs the key {name}")
+        return
+    if backend not in _THEIRS:
+        return
+    known = (*_OURS, *_THEIRS[backend])
+    for name in keys:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"{NAME}: unknown key {name!r} for backend {backend}{hint}")
+
+
+def _whole(keys: dict[str, Any], name: str) -> int | None:
+    value = keys.get(name)
+    if value is None:
+        return None
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    require(is_whole and value >= 1, f"{NAME}: {name} must be a whole number from 1, not {value!r}")
+    assert isinstance(value, int)
+    return value
+
+
+def _time_ns(keys: dict[str, Any], name: str) -> int | None:
+    value = keys.get(name)
+    if value is None:
+        return None
+    is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    require(is_number, f"{NAME}: {name} must be a number of seconds, not {value!r}")
+    try:
+        time_ns = scaled_decimal(str(value), NS_PER_S)
+    except ValueError:
+        raise ConfigError(f"{NAME}: {name} must be a number of seconds, not {value}") from None
+    require(time_ns >= 0, f"{NAME}: {name} must not be negative, but is {value}")
+    return time_ns
+
+
+def _size_bytes(keys: dict[str, Any], name: str) -> int:
+    """A number of bytes, or a number with a unit: 10GB, 512MiB."""
+    text = str(keys[name]).strip().lower().removesuffix("b")
+    digits = text.rstrip("kmgti ")
+    unit = text[len(digits) :].strip()
+    try:
+        size = scaled_decimal(digits, _SIZES[unit])
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"{NAME}: {name} {keys[name]!r} is no size; write 10GB or 512MiB"
+        ) from None
+    require(size > 0, f"{NAME}: {name} must be above 0")
+    return size

@@ -1,0 +1,186 @@
+"""Reports for people: tables and bars in the terminal.
+
+Must not know: engines, how figures came about. Called by: the command line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.table import Table
+
+from refimpl.run.record import Row
+from refimpl.run.report import by_turn
+from refimpl.run.tier_sets import TierSet
+from refimpl.units import NS_PER_MS, PER_MILLION
+
+_TURNS_MAX: Final = 20
+_PIPE_WIDTH: Final = 110  # columns of a table that nobody's terminal limits
+
+
+def terminal() -> Console:
+    """Where tables go. In a pipe no line is broken to fit a terminal."""
+    is_terminal = sys.stdout.isatty()
+    return Console(soft_wrap=not is_terminal, width=None if is_terminal else _PIPE_WIDTH)
+
+
+@contextmanager
+def progress_bar(total: int) -> Iterator[Callable[[int], None] | None]:
+    """A bar on a terminal, told how many more are done; nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = Progress(
+        BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)
+    )
+    with bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.update(task, advance=count)
+
+
+def milliseconds(ns: int) -> str:
+    """A time for reading."""
+    return f"{ns / NS_PER_MS:,.1f} ms"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share for reading."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table: names left, figures right."""
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def show_report(console: Console, figures: dict[str, Any], rows: list[Row]) -> None:
+    """The report of one run."""
+    prompt, hits = figures["prompt_tokens"], figures["hit_tokens"]
+    total = sum(hits.values())
+    console.print(
+        grid(
+            f"{figures['requests']:,} requests, {prompt:,} prompt tokens",
+            ("prompt tokens from", "tokens", "share"),
+            [
+                *((f"{tier}", f"{hits[tier]:,}", percent(hits[tier], prompt)) for tier in hits),
+                ("all hits", f"{total:,}", percent(total, prompt)),
+                ("computed", f"{figures['computed_tokens']:,}", ""),
+            ],
+        )
+    )
+    if figures["virtual_ns"]:
+        ttft = figures["ttft_ns"]
+        console.print(grid("TTFT", tuple(ttft), [[milliseconds(ttft[name]) for name in ttft]]))
+    console.print(grid("Pages", ("what", "pages"), _page_rows(figures)))
+    turns = by_turn(rows)
+    if 1 < len(turns) <= _TURNS_MAX:
+        console.print(_turn_table(turns))
+
+
+def _page_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    moved, evicted, prefetch = (
+        figures["pages_moved"],
+        figures["evicted_pages"],
+        figures["prefetch"],
+    )
+    rows = [
+        ("L1 -> L2 written", moved["backup"]),
+        ("L2 -> L1 loaded back", moved["load_back"]),
+        ("L2 -> L3 written", moved["store"]),
+        ("L3 -> L2 read", moved["prefetch"]),
+        ("left L1", evicted["device"]),
+        ("left L2", evicted["host"]),
+        ("dropped for lack of room in L2", figures["host_pressure_pages"]),
+    ]
+    rows += [(f"not done: {what}", pages) for what, pages in figures["skipped_pages"].items()]
+    rows += [
+        (f"prefetches {name.replace('_', ' ')}", prefetch[name])
+        for name in ("started", "completed", "timed_out")
+    ]
+    revoked = prefetch["revoked_by_reason"]
+    rows += [(f"prefetches revoked: {why}", count) for why, count in revoked.items()]
+    rows += [("requests retracted", figures["retracted"])]
+    return [(name, f"{pages:,}") for name, pages in rows if pages]
+
+
+def _turn_table(
+    turns: list[tuple[int, int, dict[str, int], dict[str, int]]], title: str = "By turn"
+) -> Table:
+    return grid(
+        title,
+        ("turn", "requests", "device", "host", "storage", "computed", "p50 TTFT", "p99 TTFT"),
+        [
+            (
+                str(turn + 1),
+                f"{count:,}",
+                *(
+                    percent(tokens[tier], tokens["prompt"])
+                    for tier in ("device", "host", "storage")
+                ),
+                f"{tokens['prompt'] - tokens['device'] - tokens['host'] - tokens['storage']:,}",
+                milliseconds(ttft["p50"]),
+                milliseconds(ttft["p99"]),
+            )
+            for turn, count, tokens, ttft in turns
+        ],
+    )
+
+
+def figure_rows(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested figures as flat rows."""
+    rows: list[tuple[str, str]] = []
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            rows += figure_rows(value, f"{prefix}{name}.")
+        else:
+            rows.append(
+                (f"{prefix}{name}", f"{value:,.1f}" if isinstance(value, float) else str(value))
+            )
+    return rows
+
+
+def show_tier_sets(console: Console, done: list[TierSet]) -> None:
+    """The comparison of ``refimpl run``: one line a tier set, then the turns of the full one."""
+    first = done[0].figures
+    console.print(
+        grid(
+            f"{first['requests']:,} requests, {first['prompt_tokens']:,} prompt tokens",
+            (
+                "tiers",
+                "from L1",
+                "from L2",
+                "from L3",
+                "computed",
+                "hit rate",
+                "p50 TTFT",
+                "p99 TTFT",
+            ),
+            [_tier_set_row(each.name, each.figures) for each in done],
+        )
+    )
+    turns = by_turn(done[-1].rows)
+    if 1 < len(turns) <= _TURNS_MAX:
+        console.print(_turn_table(turns, f"By turn, {done[-1].name}"))
+
+
+def _tier_set_row(name: str, figures: dict[str, Any]) -> list[str]:
+    hits, ttft = figures["hit_tokens"], figures["ttft_ns"]
+    return [
+        name,
+        *(f"{hits[tier]:,}" for tier in ("device", "host", "storage")),
+        f"{figures['computed_tokens']:,}",
+        f"{100 * figures['hit_rate_ppm'] / PER_MILLION:.1f} %",
+        milliseconds(ttft["p50"]),
+        milliseconds(ttft["p99"]),
+    ]
