@@ -217,19 +217,15 @@ def test_no_replay_hits_more_than_a_cache_without_limits(
 
 # ---- tiers and instances ------------------------------------------------------------------------
 
-# Where another tier costs hits. Copies lock what they read: an L2 no larger than L1 is soon full of
-# pages that are being written to L3 and can take no more, and L1 gives up in their stead what it
-# would have kept. And in a world other timing is another order of admissions.
-COSTLY: Final = {
-    ("shared_prefix", "write_through", 1),
-    ("shared_prefix", "write_back", 1),
-    ("agent", "write_through", 1),
-    ("agent", "write_back", 1),
-}
+# Where another tier costs hits, family and write policy. A read or a write of L3 changes when things
+# happen, and other times are another order of admissions: one page of 48 in the first. In the second
+# the order is the same, but an L2 no larger than L1 is full of pages that are being written to L3
+# and locked: what leaves L1 then finds no room there.
+COSTLY: Final = {("shared_prefix", "write_through_selective"), ("agent", "write_back")}
 
 
 @by_family
-def test_another_tier_never_costs_hits_if_it_is_larger_than_the_one_above(text: str) -> None:
+def test_another_tier_costs_no_hits_or_a_few_where_we_know_why(text: str) -> None:
     costly = set()
     for page_size in (4, 16):
         workload = scenario(text, page_size)
@@ -237,12 +233,14 @@ def test_another_tier_never_costs_hits_if_it_is_larger_than_the_one_above(text: 
         for write_policy in WRITE_POLICIES:
             for percent, ratio in ((100, 1), (150, 1), (100, 2), (150, 2), (150, 4)):
                 l1 = longest * percent // 100 // page_size + 2
-                one = simulate(workload, tiers(page_size, l1))
                 cache = tiers(page_size, l1, l1 * ratio, write_policy)
-                two = simulate(workload, cache)
-                three = simulate(workload, cache, has_storage=True)
-                if not one[1].hit_tokens <= two[1].hit_tokens <= three[1].hit_tokens:
-                    costly.add((family_of(text), write_policy, ratio))
+                one = simulate(workload, tiers(page_size, l1))[1].hit_tokens
+                two = simulate(workload, cache)[1].hit_tokens
+                three = simulate(workload, cache, has_storage=True)[1].hit_tokens
+                assert one * 95 <= two * 100
+                assert two * 95 <= three * 100
+                if not one <= two <= three:
+                    costly.add((family_of(text), write_policy))
     assert costly <= COSTLY
 
 

@@ -109,8 +109,7 @@ SABOTAGES: Final = (
         "core/cache.py",
         "        if match.pages < first:\n            self.host.pool.give_back(slots)",
         "        if match.pages < 0:\n            self.host.pool.give_back(slots)",
-        "swarm 32",
-        says="two owners",
+        "swarm 23",
     ),
     Sabotage(
         "pages that were not backed up are taken for it",
@@ -129,8 +128,8 @@ SABOTAGES: Final = (
     Sabotage(
         "what a failed write left out is never offered again",
         "core/writing.py",
-        "            page.offered = page.node.stored = 0",
-        "            page.node.stored = 0",
+        "            page.offered = 0\n            node = page.node\n",
+        "            node = page.node\n",
         "store_again",
         "written to L3",
     ),
@@ -176,7 +175,6 @@ SABOTAGES: Final = (
         "        elif not self._is_in_batch(request):",
         "        else:",
         "swarm 3",
-        says="KV that is not its own",
     ),
     Sabotage(
         "a page is named before its last token is computed",
@@ -214,7 +212,20 @@ SABOTAGES: Final = (
         "            if request.rid in loads_failed or any(",
         "            if any(",
         "swarm 4",
-        says="a prefix is not the request's own",
+    ),
+    Sabotage(
+        "the least often used does not go first",
+        "core/evict.py",
+        '    "lfu": lambda node: (node.hits, node.touched),',
+        '    "lfu": lambda node: (0, node.touched),',
+        "story policies/lfu",
+    ),
+    Sabotage(
+        "an adapter shares pages with the plain model",
+        "core/request.py",
+        "submit.cache_salt, submit.lora_id)",
+        "submit.cache_salt)",
+        "story namespaces/",
     ),
 )
 named = pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda each: each.name.replace(" ", "_"))
