@@ -201,8 +201,15 @@ class Swarm:
             assert row.finish != "length" or row.arrival_ns <= row.first_token_ns <= row.end_ns
             reason = row.finish.partition(":")[0]
             assert reason in ("length", "abort", "error"), row.finish
+            assert "L1" not in row.finish or not self._fits(spec), row.finish
         for key in self.store._keys:
             assert self.library.named[key] in self.library.computed, "L3 holds what nobody computed"
+
+    def _fits(self, spec: RequestSpec) -> bool:
+        """Alone in L1 it would reach its end; the KV of its last token is never computed."""
+        cache = self.plan.engine.cache
+        tokens = spec.prompt.length + max(spec.output_tokens - 1, 0)
+        return cache.l1_pages is None or tokens <= cache.l1_pages * cache.page_size
 
 
 def run_seed(seed: int) -> Outcome:
