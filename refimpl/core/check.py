@@ -28,9 +28,7 @@ def check_engine(engine: Engine) -> None:
     for request in requests:
         if request.anchor is not None:
             pins[request.anchor] = pins.get(request.anchor, 0) + 1
-        for op_id in request.fetches:
-            op = engine.cache.ops.get(op_id)
-            assert isinstance(op, FetchOp) and request.rid in op.waiters, "a waiter is not known"
+    _check_waiters(engine)
     for op in engine.cache.ops.all():
         if op.anchor is not None:
             kept = l2_pins if op.kind == STORE else pins
@@ -131,6 +129,18 @@ def _check_offered(cache: HiCache, node: Node) -> None:
     if generation and node.stored == generation:
         offered = [page.offered == generation for page in node.pages]
         assert all(offered[: node.stored_end]), "counted as offered to L3, but was not"
+
+
+def _check_waiters(engine: Engine) -> None:
+    """Requests and the L3 reads they wait for name each other."""
+    waiting = {(request.rid, op_id) for request in engine.requests() for op_id in request.fetches}
+    waited_for = {
+        (rid, op.id)
+        for op in engine.cache.ops.all()
+        if isinstance(op, FetchOp)
+        for rid in op.waiters
+    }
+    assert waiting == waited_for, "an L3 read and who waits for it do not agree"
 
 
 def _check_seats(scheduler: Scheduler) -> None:

@@ -34,7 +34,11 @@ def request(rid: int, tokens: Sequence[int], output: int = 0) -> Submit:
 
 def play(config: EngineConfig, *events: Event) -> list[str]:
     """Send all events at once, complete every order at once; how each request ended, in that order."""
-    engine, ends, now = Engine(config), [], 0
+    return play_on(Engine(config), 0, *events)
+
+
+def play_on(engine: Engine, now: int, *events: Event, loads_fail: bool = False) -> list[str]:
+    ends: list[str] = []
     waiting: list[Event] = list(events)
     while waiting:
         now += 1
@@ -42,8 +46,10 @@ def play(config: EngineConfig, *events: Event) -> list[str]:
         waiting = []
         for command in step.commands:
             match command:
-                case RunBatch(steps_max):
-                    waiting.append(BatchDone(steps_max))
+                case RunBatch(steps_max, loads=loads):
+                    failed = tuple(load.rid for load in loads if loads_fail)
+                    loads_fail &= not failed
+                    waiting.append(BatchDone(steps_max, failed))
                 case BackUp(op, slots):
                     waiting.append(BackedUp(op, len(slots)))
                 case Store(op, keys):
@@ -106,3 +112,13 @@ def test_when_an_output_outgrows_l1_a_waiting_attach_goes_on() -> None:
     config, attach = tiny(3, l2_pages=4), AttachStorage("memory", drain="queue")
     ends = play(config, request(1, [1, 2], 5), attach, request(2, [3, 4, 5]))
     assert ends == ["1 error", "2 length"]
+
+
+def test_a_failed_load_takes_along_who_hangs_on_it_and_nobody_else() -> None:
+    config = tiny(12, l2_pages=24, load_back_threshold_tokens=1)
+    engine, shared = Engine(config), list(range(1, 7))
+    play_on(engine, 0, request(1, shared))
+    play_on(engine, 100, request(2, list(range(20, 32))))  # the first is in L2 alone now
+    burst = [request(3, [*shared, 40]), request(4, [*shared, 41]), request(5, [50, 51])]
+    ends = play_on(engine, 200, *burst, loads_fail=True)
+    assert ends == ["5 length", "3 length", "4 length"]
