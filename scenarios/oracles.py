@@ -158,7 +158,9 @@ def simulate(
     transfer = Transfer("page_first", "kernel")
     model = model_named("llama-3.1-8b")
     cost = Cost(hardware_named("h200"), model, 1, transfer, cache.page_size)
-    config = EngineConfig(cache=cache, storage_attached=has_storage, decode_reserve_tokens=0)
+    config = EngineConfig(
+        cache=cache, storage_backend="memory" if has_storage else "", decode_reserve_tokens=0
+    )
     store = SharedStore()
     world = World(
         [Instance(Engine(config), LaneExecutor(cost, store)) for _ in range(instances)],

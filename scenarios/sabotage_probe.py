@@ -95,7 +95,7 @@ def timeout() -> None:
     for max_ns, expected in ((10_000, 700 + 48 * 2048 // 1024), (750, 750)):
         prefetch = PrefetchConfig("timeout", 1, 700, 2048, max_ns, 100)
         cache = CacheConfig(page_size=16, l1_pages=20, l2_pages=20, prefetch=prefetch)
-        engine = Engine(EngineConfig(cache=cache, storage_attached=True))
+        engine = Engine(EngineConfig(cache=cache, storage_backend="memory"))
         (probe,) = engine.handle([request(1, range(50))], 1000).commands
         assert isinstance(probe, Probe)
         (fetch,) = engine.handle([Probed(probe.op, 3)], 1010).commands
@@ -124,7 +124,7 @@ def load_back() -> None:
 def store_again() -> None:
     """What a failed write left out is offered again by the next hit."""
     cache = CacheConfig(page_size=4, l1_pages=8, l2_pages=40)
-    engine = Engine(EngineConfig(cache=cache, storage_attached=True))
+    engine = Engine(EngineConfig(cache=cache, storage_backend="memory"))
     play(engine, 1, request(1, range(25)), store_fails=True)
     for rid, pages in ((2, 6), (3, 0)):
         orders = play(engine, rid, request(rid, range(25)))

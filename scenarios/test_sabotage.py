@@ -49,8 +49,8 @@ SABOTAGES: Final = (
     Sabotage(
         "a locked node is evicted",
         "core/evict.py",
-        "        if node.locks:",
-        "        if node.locks < 0:",
+        "node.l1_kids == 0 and node.locks == 0",
+        "node.l1_kids == 0",
     ),
     Sabotage(
         "pages count as landed before they have",
@@ -99,8 +99,8 @@ SABOTAGES: Final = (
     Sabotage(
         "a deadline is met one nanosecond late",
         "core/prefetch.py",
-        "return now < self._deadline(op, rid)",
-        "return now <= self._deadline(op, rid)",
+        "now >= self._deadline(op, rid)",
+        "now > self._deadline(op, rid)",
         "timeout",
         "at its deadline",
     ),
@@ -165,8 +165,8 @@ SABOTAGES: Final = (
     Sabotage(
         "a split leaves the upper part unlocked",
         "core/tree.py",
-        "        upper.locks = lower.locks\n",
-        "        upper.locks = 0\n",
+        "        upper.locks, upper.l2_locks = lower.locks, lower.l2_locks\n",
+        "        upper.locks, upper.l2_locks = 0, lower.l2_locks\n",
         says="pins at or below",
     ),
     Sabotage(
