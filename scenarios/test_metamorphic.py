@@ -269,6 +269,13 @@ runs = [
 ]
 print(json.dumps([runs, [run_seed(seed).digest for seed in range(8)]], sort_keys=True))
 """
+
+
+def starts(python: Path) -> bool:
+    """A version manager's shim stands for a version that may not be chosen here."""
+    return not subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode
+
+
 OTHER_PYTHONS: Final = sorted(
     {
         found.resolve()
@@ -277,7 +284,7 @@ OTHER_PYTHONS: Final = sorted(
             *Path.home().glob(f".pyenv/versions/*/bin/python3.{minor}"),
             *filter(None, [Path(shutil.which(f"python3.{minor}") or "/")]),
         )
-        if found.is_file() and minor != sys.version_info.minor
+        if found.is_file() and minor != sys.version_info.minor and starts(found)
     }
 )
 
