@@ -90,10 +90,10 @@ def device_interface(side: str, array: Any) -> Mapping[str, Any] | None:
     if isinstance(array, np.ndarray):
         return None
     try:
-        found = getattr(array, "__cuda_array_interface__", None)
+        found: Mapping[str, Any] | None = getattr(array, "__cuda_array_interface__", None)
     except TypeError as error:  # torch: a type that the interface has no letter for
         raise LayoutError(f"{side}: {error}; pass .view(torch.uint64)") from error
-    return found  # type: ignore[no-any-return]  # whatever the library says it is
+    return found
 
 
 def span(side: str, array: Any) -> tuple[int, int]:

@@ -78,9 +78,13 @@ def host_words(side: str, words: Any) -> Words:
         what = getattr(words, "dtype", type(words).__name__)
         raise LayoutError(f"{side} is {what}: pass a NumPy array, .reshape(-1).view(np.uint64)")
     if words.ndim != 1 or not words.flags.c_contiguous:
-        raise LayoutError(f"{side} is not flat: pass .reshape(-1) of the whole pool, not of a slice")
+        raise LayoutError(
+            f"{side} is not flat: pass .reshape(-1) of the whole pool, not of a slice"
+        )
     if not words.flags.aligned:
-        raise LayoutError(f"{side} begins at {words.ctypes.data:#x}, which no word may: align it to 8")
+        raise LayoutError(
+            f"{side} begins at {words.ctypes.data:#x}, which no word may: align it to 8"
+        )
     return words
 
 

@@ -46,7 +46,9 @@ def for_copy(nest: Nest, width: int, pages: int, *, blocks: int, threads: int) -
     _check_threads(threads, blocks)
     rows = pages * nest.rows_a_page
     if rows > ROWS_MAX:
-        raise LayoutError(f"{rows} rows in one copy, {ROWS_MAX} at most: pass fewer pages at a time")
+        raise LayoutError(
+            f"{rows} rows in one copy, {ROWS_MAX} at most: pass fewer pages at a time"
+        )
     items, units = nest.sizes[3], nest.sizes[4] // width
     x = min(units, threads)
     y = min(-(-items // IN_FLIGHT), threads // x)

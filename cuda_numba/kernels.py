@@ -22,7 +22,7 @@ _row_offset = cuda.jit(device=True, inline="always")(index.row_offset)
 _mix = cuda.jit(device=True, inline="always")(index.mix)
 
 
-def _signed(sizes):  # type: ignore[no-untyped-def]
+def _signed(sizes):
     """As 64-bit integers with a sign: numba compares and adds the two kinds as floats."""
     a, b, c, d, e = sizes
     return np.int64(a), np.int64(b), np.int64(c), np.int64(d), np.int64(e)
@@ -41,7 +41,7 @@ def _build_copy(load: Any, store: Any, width: int) -> Callable[..., None]:
     and two reads of page numbers a row.
     """
 
-    def copy(dst, src, dst_pages, src_pages, to, fro, sizes):  # type: ignore[no-untyped-def]
+    def copy(dst, src, dst_pages, src_pages, to, fro, sizes):
         n0, n1, n2, items, units = _signed(sizes)
         rows = dst_pages.size * n0 * n1 * n2
         row = cuda.blockIdx.x * cuda.blockDim.z + cuda.threadIdx.z
@@ -83,7 +83,7 @@ def _build_checksum(load: Any, mix_unit: Any, width: int) -> Callable[..., None]
     exclusive or knows no order, so that the result is the same whoever comes first.
     """
 
-    def checksum(out, src, pages, position, fro, sizes):  # type: ignore[no-untyped-def]
+    def checksum(out, src, pages, position, fro, sizes):
         page = cuda.blockIdx.x
         n0, n1, n2, items, units = _signed(sizes)
         rows = n0 * n1 * n2
@@ -109,12 +109,14 @@ def _build_checksum(load: Any, mix_unit: Any, width: int) -> Callable[..., None]
     return checksum
 
 
-def _mix_pair(pair, position):  # type: ignore[no-untyped-def]
+def _mix_pair(pair, position):
     at = _as_integer(position)
-    return _mix(_as_integer(pair[0]), at) ^ _mix(_as_integer(pair[1]), at | _as_integer(np.uint64(1)))
+    return _mix(_as_integer(pair[0]), at) ^ _mix(
+        _as_integer(pair[1]), at | _as_integer(np.uint64(1))
+    )
 
 
-def _mix_word(word, position):  # type: ignore[no-untyped-def]
+def _mix_word(word, position):
     return _mix(_as_integer(word), _as_integer(position))
 
 

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -32,7 +33,9 @@ from cuda_numba import index
 from cuda_numba.checks import Words, is_streamable
 from cuda_numba.fold import Nest
 
-CORES: Final = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+CORES: Final = (
+    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+)
 CAN_STREAM: Final = platform.machine().lower() in {"x86_64", "amd64"}
 
 STREAM_BYTES_MIN: Final = 4 << 20  # measured: level at 6 MB, behind at 0.7 MB, ahead at 47 MB
@@ -61,10 +64,10 @@ def _pointer(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
 
 
 @intrinsic
-def _copy_cached(typing_context, to, at, fro, start, count):  # type: ignore[no-untyped-def]
+def _copy_cached(typing_context, to, at, fro, start, count):
     """``to[at:at+count] = fro[start:start+count]`` as a memcpy; no bounds are checked."""
 
-    def lower(context, builder, signature, values):  # type: ignore[no-untyped-def]
+    def lower(context, builder, signature, values):
         target = _pointer(context, builder, signature.args[0], values[0], values[1])
         source = _pointer(context, builder, signature.args[2], values[2], values[3])
         cgutils.raw_memcpy(builder, target, source, values[4], 8)
@@ -74,10 +77,10 @@ def _copy_cached(typing_context, to, at, fro, start, count):  # type: ignore[no-
 
 
 @intrinsic
-def _store_line(typing_context, to, at, fro, start):  # type: ignore[no-untyped-def]
+def _store_line(typing_context, to, at, fro, start):
     """Eight words past the caches. ``to[at]`` must begin a cache line."""
 
-    def lower(context, builder, signature, values):  # type: ignore[no-untyped-def]
+    def lower(context, builder, signature, values):
         line = ir.VectorType(_WORD, _LINE_WORDS).as_pointer()
         target = _pointer(context, builder, signature.args[0], values[0], values[1])
         source = _pointer(context, builder, signature.args[2], values[2], values[3])
@@ -91,12 +94,14 @@ def _store_line(typing_context, to, at, fro, start):  # type: ignore[no-untyped-
 
 
 @intrinsic
-def _fence(typing_context):  # type: ignore[no-untyped-def]
+def _fence(typing_context):
     """Order stores past the caches before whatever tells another thread about them."""
 
-    def lower(context, builder, signature, values):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    def lower(context, builder, signature, values):
         kind = ir.FunctionType(ir.VoidType(), [])
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse.sfence"), [])
+        builder.call(
+            cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse.sfence"), []
+        )
         return context.get_dummy_value()
 
     return types.void(), lower
@@ -109,7 +114,7 @@ def _build(sources: int, *, can_stream: bool) -> tuple[Any, Any, Any]:
     """Copy with cached stores, copy past the caches, checksums; each returns ``sources``."""
 
     @njit(nogil=True, cache=True, error_model="numpy")
-    def copy(dst, src, dst_pages, src_pages, to, fro, sizes, begin, end):  # type: ignore[no-untyped-def]
+    def copy(dst, src, dst_pages, src_pages, to, fro, sizes, begin, end):
         for row in range(begin, end):
             page, first, second, third = _split_row(row, sizes)
             at = _row_offset(to, dst_pages[page], first, second, third)
@@ -119,21 +124,19 @@ def _build(sources: int, *, can_stream: bool) -> tuple[Any, Any, Any]:
         return sources
 
     @njit(nogil=True, cache=True, error_model="numpy")
-    def stream(dst, src, dst_pages, src_pages, to, fro, sizes, begin, end):  # type: ignore[no-untyped-def]
+    def stream(dst, src, dst_pages, src_pages, to, fro, sizes, begin, end):
         for row in range(begin, end):
             page, first, second, third = _split_row(row, sizes)
             at = _row_offset(to, dst_pages[page], first, second, third)
             start = _row_offset(fro, src_pages[page], first, second, third)
             for item in range(sizes[3]):
                 for word in range(0, sizes[4], _LINE_WORDS):
-                    _store_line(
-                        dst, at + item * to[5] + word, src, start + item * fro[5] + word
-                    )
+                    _store_line(dst, at + item * to[5] + word, src, start + item * fro[5] + word)
         _fence()
         return sources
 
     @njit(nogil=True, cache=True, error_model="numpy")
-    def checksum(out, src, pages, position, fro, sizes, begin, end):  # type: ignore[no-untyped-def]
+    def checksum(out, src, pages, position, fro, sizes, begin, end):
         rows = sizes[0] * sizes[1] * sizes[2]
         for page in range(begin, end):
             total = np.uint64(0)
@@ -171,8 +174,8 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 def _forget_pools() -> None:
     """A forked child has the executors but not their threads, and perhaps a lock held by one."""
-    global _lock  # noqa: PLW0603 - the lock of the parent may never be released here
-    _lock = Lock()
+    global _lock
+    _lock = Lock()  # that of the parent may never be released here
     _pools.clear()
 
 
@@ -192,7 +195,7 @@ def share(rows: int, bytes_a_row: int, work: Callable[[int, int], None], threads
         work(0, rows)
         return
     edges = [rows * part // parts for part in range(parts + 1)]
-    todo = deque(zip(edges, edges[1:], strict=False))
+    todo = deque(pairwise(edges))
 
     def drain() -> None:
         while todo:
@@ -209,6 +212,13 @@ def share(rows: int, bytes_a_row: int, work: Callable[[int, int], None], threads
         errors = [other.exception() for other in others]  # waits: nobody writes after the return
     for error in filter(None, errors):
         raise error
+
+
+def line_aligned(words: int) -> Words:
+    """An array of zeros that begins a cache line, which those of NumPy need not do."""
+    room = np.zeros(words + _LINE_WORDS, np.uint64)
+    skip = -room.ctypes.data // 8 % _LINE_WORDS
+    return room[skip : skip + words]
 
 
 # ---- what is called -----------------------------------------------------------------------------

@@ -45,4 +45,5 @@ def page_checksums(pool: Words, pages: Any) -> NDArray[np.uint64]:
     shape = Shape(*pool.shape[1:])
     position = view(np.arange(shape.total, dtype=np.uint64), 1, canonical(shape), shape)
     mixed: Any = mix(pool[pages], position)  # type: ignore[arg-type]  # arrays wrap as kernels do
-    return np.bitwise_xor.reduce(mixed, axis=(1, 2, 3, 4, 5), dtype=np.uint64)
+    sums: NDArray[np.uint64] = np.bitwise_xor.reduce(mixed, axis=(1, 2, 3, 4, 5), dtype=np.uint64)
+    return sums

@@ -50,6 +50,4 @@ def copy_pages(
         return
     checks.writable(dst)
     ids = pages[0].ids, pages[1].ids
-    native.copy_nest(
-        dst, src, ids, nest, threads=tuning.cpu_threads, stream=tuning.stream_stores
-    )
+    native.copy_nest(dst, src, ids, nest, threads=tuning.cpu_threads, stream=tuning.stream_stores)

@@ -25,33 +25,33 @@ def _pointer(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
 
 if config.ENABLE_CUDASIM:
 
-    def load_pair(words, at):  # type: ignore[no-untyped-def]
+    def load_pair(words, at):
         """Two words: one read."""
         return words[at], words[at + 1]
 
-    def store_pair(words, at, pair):  # type: ignore[no-untyped-def]
+    def store_pair(words, at, pair):
         """Two words: one write."""
         words[at], words[at + 1] = pair
 
-    def load_word(words, at):  # type: ignore[no-untyped-def]
+    def load_word(words, at):
         """One word: one read."""
         return words[at]
 
-    def store_word(words, at, word):  # type: ignore[no-untyped-def]
+    def store_word(words, at, word):
         """One word: one write."""
         words[at] = word
 
-    def as_integer(word):  # type: ignore[no-untyped-def]
+    def as_integer(word):
         """A word as Python's integer: those of NumPy warn when a product wraps."""
         return int(word)
 
 else:
 
     @intrinsic
-    def load_pair(typing_context, words, at):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    def load_pair(typing_context, words, at):
         """Two words in one read of 16 bytes; ``words[at]`` must lie on a multiple of 16."""
 
-        def lower(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        def lower(context, builder, signature, values):
             address = _pointer(context, builder, signature.args[0], *values)
             pair = ir.LiteralStructType([_WORD, _WORD])
             kind = ir.FunctionType(pair, [address.type])
@@ -63,10 +63,10 @@ else:
         return types.UniTuple(types.uint64, 2)(words, types.int64), lower
 
     @intrinsic
-    def store_pair(typing_context, words, at, pair):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    def store_pair(typing_context, words, at, pair):
         """Two words in one write of 16 bytes; ``words[at]`` must lie on a multiple of 16."""
 
-        def lower(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        def lower(context, builder, signature, values):
             address = _pointer(context, builder, signature.args[0], *values[:2])
             kind = ir.FunctionType(ir.VoidType(), [address.type, _WORD, _WORD])
             both = [builder.extract_value(values[2], 0), builder.extract_value(values[2], 1)]
@@ -77,10 +77,10 @@ else:
         return types.void(words, types.int64, types.UniTuple(types.uint64, 2)), lower
 
     @intrinsic
-    def load_word(typing_context, words, at):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    def load_word(typing_context, words, at):
         """One word in one read of 8 bytes."""
 
-        def lower(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        def lower(context, builder, signature, values):
             address = _pointer(context, builder, signature.args[0], *values)
             kind = ir.FunctionType(_WORD, [address.type])
             code = "ld.global.cs.u64 $0, [$1];"
@@ -89,10 +89,10 @@ else:
         return types.uint64(words, types.int64), lower
 
     @intrinsic
-    def store_word(typing_context, words, at, word):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    def store_word(typing_context, words, at, word):
         """One word in one write of 8 bytes."""
 
-        def lower(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        def lower(context, builder, signature, values):
             address = _pointer(context, builder, signature.args[0], *values[:2])
             kind = ir.FunctionType(ir.VoidType(), [address.type, _WORD])
             code = "st.global.cs.u64 [$0], $1;"
@@ -102,10 +102,10 @@ else:
         return types.void(words, types.int64, types.uint64), lower
 
     @intrinsic
-    def as_integer(typing_context, word):  # type: ignore[no-untyped-def]  # noqa: ARG001
+    def as_integer(typing_context, word):
         """A word as an integer without a sign."""
 
-        def lower(context, builder, signature, values):  # type: ignore[no-untyped-def]  # noqa: ARG001
+        def lower(context, builder, signature, values):
             return values[0]
 
         return types.uint64(types.uint64), lower
