@@ -125,6 +125,8 @@ def cut_run(nest: Nest, words_max: int) -> Nest:
     if nest.sizes[3] > 1 or run <= words_max:
         return nest
     piece = next((n for n in range(words_max, 1, -1) if run % n == 0 and n % 2 == run % 2), run)
+    if piece == run:
+        return nest
     return Nest(
         (*nest.sizes[:3], run // piece, piece),
         (*nest.to[:5], piece),

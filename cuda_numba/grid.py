@@ -51,7 +51,7 @@ def for_copy(nest: Nest, width: int, pages: int, *, blocks: int, threads: int) -
         )
     items, units = nest.sizes[3], nest.sizes[4] // width
     x = min(units, threads)
-    y = min(-(-items // IN_FLIGHT), threads // x)
+    y = max(1, min(items // IN_FLIGHT, threads // x))
     z = min(rows, threads // (x * y), BLOCK_Z_MAX)
     return Geometry((min(blocks, -(-rows // z)), 1), (x, y, z))
 
