@@ -20,6 +20,12 @@ _EVERYTHING_BUT_SERVE: Final = frozenset(
     {"vocabulary", "core", "cluster", "workload", "storage", "cuda_numba", "memory", "model", "run"}
 )
 
+# Files that may load parts of this repository when they are called for.
+LOADS_LATE: Final = {
+    "refimpl/__main__.py": frozenset({"refimpl"}),
+    "cuda_numba/backend.py": frozenset({"cuda_numba"}),
+}
+
 
 @dataclass(frozen=True)
 class Allowed:
@@ -38,7 +44,8 @@ TABLE: Final = {
     "workload": Allowed(_WORDS, frozenset({"msgspec"})),  # reads traces, digests workloads
     # A backend imports its client library, whatever that is; tensors are not its business.
     "storage": Allowed(_WORDS, None, frozenset({"torch", "numba"})),
-    "cuda_numba": Allowed(external=frozenset({"numpy", "numba"})),
+    # llvmlite is numba's own: what stands in a kernel beside numba is written in its terms.
+    "cuda_numba": Allowed(external=frozenset({"numpy", "numba", "llvmlite"})),
     "memory": Allowed(_WORDS | {"cuda_numba"}, frozenset({"torch", "numpy"})),
     "model": Allowed(_WORDS | {"memory"}, None, _WEB),
     "run": Allowed(_EVERYTHING_BUT_SERVE, None, _WEB),
@@ -140,13 +147,11 @@ def local_imports(source: Source) -> list[str]:
     """Imports inside functions, but for optional clients.
 
     The command line may load what a command needs when that command runs: a simulation has to start
-    where torch is not installed.
+    where torch is not installed. Likewise the CUDA half of the kernels waits for its first call.
     """
     inside = [node for function in source.functions for node in ast.walk(function)]
     unique = list({id(node): node for node in inside}.values())
-    may_be_late = OPTIONAL_CLIENTS | (
-        {"refimpl"} if source.path == "refimpl/__main__.py" else set()
-    )
+    may_be_late = OPTIONAL_CLIENTS | LOADS_LATE.get(source.path, frozenset())
     return [
         source.problem(imported.node, f"import {imported.module} at the top of the file")
         for imported in imports(source, unique)
