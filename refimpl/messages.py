@@ -66,11 +66,14 @@ class BatchDone(Event, frozen=True, gc=False):
     """The batch in flight has finished after ``steps`` steps (1 for a prefill).
 
     ``loads_failed`` names the requests of the batch whose load-back failed; what their items
-    computed is void.
+    computed is void. Hands with a model say which ``tokens`` each request produced, one a step, and
+    who ``ended`` with a stop token in the last step; without a model both stay empty.
     """
 
     steps: int = 1
     loads_failed: tuple[int, ...] = ()
+    tokens: dict[int, list[int]] = {}
+    ended: tuple[int, ...] = ()
 
 
 class BackedUp(Event, frozen=True, gc=False):

@@ -225,16 +225,17 @@ class Scheduler:
         done, self.in_flight = self.in_flight, None
         assert done is not None
         if isinstance(done, Batch):
-            self._prefill_done(done, event.loads_failed)
+            self._prefill_done(done, event)
         else:
             assert 1 <= event.steps <= done
-            self._decode_done(event.steps)
+            self._decode_done(event)
 
-    def _prefill_done(self, batch: Batch, loads_failed: tuple[int, ...]) -> None:
-        void = self._end_loads(batch, loads_failed)
+    def _prefill_done(self, batch: Batch, event: BatchDone) -> None:
+        void = self._end_loads(batch, event.loads_failed)
         for request, item in batch.items:
             if request.rid not in void:
-                self._chunk_done(request, item)
+                request.produced.extend(event.tokens.get(request.rid, ()))
+                self._chunk_done(request, item, stops=request.rid in event.ended)
         for request in reversed(list(void.values())):  # back to the head of the queue, in order
             self._start_over(request)
 
@@ -270,31 +271,36 @@ class Scheduler:
         else:
             self.queue.appendleft(request)
 
-    def _chunk_done(self, request: Request, item: PrefillItem) -> None:
+    def _chunk_done(self, request: Request, item: PrefillItem, *, stops: bool) -> None:
         request.computed += item.tokens
         self._insert_full_pages(request)
         if request.aborted:
             self._finish(request, "abort")
         elif item.is_last:
-            self._first_token(request)
+            self._first_token(request, stops=stops)
 
-    def _first_token(self, request: Request) -> None:
+    def _first_token(self, request: Request, *, stops: bool) -> None:
         is_first = not request.generated
         if request.remaining:
             request.tokens += 1
-        if not request.remaining:
-            self._finish(request, "length", first=is_first)
+        if stops or not request.remaining:
+            self._finish(request, "stop" if stops else "length", first=is_first)
             return
         if is_first:
             self._out.commands.append(Reply(request.rid, True))
         self.decoding.join(request)
 
-    def _decode_done(self, steps: int) -> None:
-        filled, ended = self.decoding.advance(steps)
+    def _decode_done(self, event: BatchDone) -> None:
+        for rid, tokens in event.tokens.items():
+            self.decoding.requests[rid][0].produced.extend(tokens)
+        filled, ended = self.decoding.advance(event.steps)
         for request in filled:
             self._insert_full_pages(request)
+        for rid in event.ended:
+            self._finish(self.decoding.requests[rid][0], "stop")
         for request in ended:
-            self._finish(request, "length")
+            if request.rid in self.decoding.requests:
+                self._finish(request, "length")
         if self._has_aborts:
             self._has_aborts = False
             for request in [r for r, _ in self.decoding.requests.values() if r.aborted]:

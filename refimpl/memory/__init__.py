@@ -1,0 +1,1 @@
+"""Pools of KV bytes and the copies between them. Torch starts here."""

@@ -1,0 +1,86 @@
+"""A pool of pages: one tensor in one layout, on the device or on the host.
+
+Must not know: who holds a page, policies, what the values mean. Called by: transfer, model, hands.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from refimpl.config import ConfigError
+from refimpl.memory.layout import Geometry, axes_of, shape_of, strides_of
+
+TORCH_DTYPES: Final = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+HOST_RESERVE_BYTES: Final = 1 << 30  # left to everybody else; upstream leaves 10 GiB (spec 1.6)
+_CGROUP_LIMITS: Final = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+
+
+class Pool:
+    """``pages`` pages of ``geometry`` in ``layout``; slots are page numbers."""
+
+    def __init__(
+        self, geometry: Geometry, layout: str, pages: int, device: str | torch.device = "cpu"
+    ) -> None:
+        self.geometry = geometry
+        self.layout = layout
+        self.pages = pages
+        self.device = torch.device(device)
+        self.strides = strides_of(layout, geometry, pages)
+        shape = shape_of(layout, geometry, pages)
+        if self.device.type == "cpu":
+            check_host_memory(pages * geometry.page_bytes, geometry)
+        pinned = self.device.type == "cpu" and torch.cuda.is_available()
+        self.tensor = torch.zeros(
+            shape, dtype=TORCH_DTYPES[geometry.dtype], device=self.device, pin_memory=pinned
+        )
+
+    def words(self) -> NDArray[np.uint64]:
+        """The whole pool as flat 8-byte words; shares its memory. For a pool in host memory."""
+        words: NDArray[np.uint64] = self.tensor.view(-1).view(torch.uint64).numpy()
+        return words
+
+    def by_page(self) -> torch.Tensor:
+        """The pool seen as [page, kv, layer, token, head, dim], whatever its layout."""
+        order = ("page", "kv", "layer", "token", "head", "dim")
+        from_axes = {axis: at for at, axis in enumerate(axes_of(self.layout, self.geometry))}
+        return self.tensor.permute([from_axes[axis] for axis in order])
+
+    def layer(self, layer: int) -> torch.Tensor:
+        """One layer seen as [kv, page, token, head, dim]."""
+        return self.by_page()[:, :, layer].transpose(0, 1)
+
+
+def check_host_memory(wanted_bytes: int, geometry: Geometry) -> None:
+    """Raise ConfigError unless the host has that much to give; says what fits."""
+    usable = max(host_bytes_available() - HOST_RESERVE_BYTES, 0)
+    if wanted_bytes > usable:
+        tokens = usable // geometry.page_bytes * geometry.page_size
+        raise ConfigError(
+            f"a pool of {wanted_bytes / 1e9:.1f} GB does not fit into the"
+            f" {usable / 1e9:.1f} GB this host has to give: {tokens} tokens fit;"
+            " lower --max-total-tokens, --hicache-ratio or --hicache-size"
+        )
+
+
+def host_bytes_available() -> int:
+    """Memory that can be had without swapping, within the limit of the container."""
+    available = 1 << 62
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    for path in map(Path, _CGROUP_LIMITS):
+        if path.is_file() and (text := path.read_text(encoding="ascii").strip()).isdigit():
+            available = min(available, int(text))
+    return available
