@@ -24,9 +24,11 @@ from refimpl.messages import (
     OpenStorage,
     Probe,
     Probed,
+    Reply,
     RunBatch,
     Store,
     Stored,
+    Submit,
     Withdraw,
 )
 from refimpl.run.cost import Cost
@@ -86,6 +88,9 @@ class LaneExecutor:
     def is_idle(self) -> bool:
         """True when nothing is in progress."""
         return self.next_due() is None
+
+    def tell(self, message: Submit | Reply) -> None:
+        """A request begins or ends, which takes lanes no time."""
 
     def submit(self, command: Command, now: int) -> None:
         """Start or queue ``command`` at ``now``, in ns."""

@@ -9,21 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from typing import Protocol
 
 from refimpl.cluster.router import Router
 from refimpl.core.engine import Engine
 from refimpl.keys import PageKey, namespace_seed
-from refimpl.messages import Answer, AnyEvent, Reply, Step, Submit, Tick
+from refimpl.messages import Answer, AnyEvent, Command, Reply, Step, Submit, Tick
 from refimpl.run.arrivals import Arrivals
-from refimpl.run.lanes import LaneExecutor
 from refimpl.run.record import Record
 from refimpl.workload.request import RequestSpec, Workload
 
 
-class Instance:
-    """An engine and the lanes that carry out what it orders."""
+class Executor(Protocol):
+    """Whoever carries out commands on the virtual clock; see ``LaneExecutor`` for the contract."""
 
-    def __init__(self, engine: Engine, lanes: LaneExecutor) -> None:
+    def tell(self, message: Submit | Reply) -> None:
+        """A request begins or ends."""
+
+    def submit(self, command: Command, now: int) -> None:
+        """Start a command."""
+
+    def next_due(self) -> int | None:
+        """When the next thing ends, in ns."""
+
+    def pop_due(self, now: int) -> list[AnyEvent]:
+        """All that ends at the earliest due time."""
+
+
+class Instance:
+    """An engine and the lanes that carry out what it orders, with bytes or without."""
+
+    def __init__(self, engine: Engine, lanes: Executor) -> None:
         self.engine = engine
         self.lanes = lanes
         self.inbox: list[AnyEvent] = []
@@ -40,11 +56,16 @@ class Instance:
         events: list[AnyEvent] = []
         while (due := self.lanes.next_due()) is not None and due <= now:
             events.extend(self.lanes.pop_due(now))
+        for event in self.inbox:
+            if isinstance(event, Submit):
+                self.lanes.tell(event)
         events.extend(self.inbox)
         self.inbox.clear()
         step = self.engine.handle(events or (Tick(),), now)
         for command in step.commands:
-            if not isinstance(command, Reply | Answer):
+            if isinstance(command, Reply):
+                self.lanes.tell(command)
+            elif not isinstance(command, Answer):
                 self.lanes.submit(command, now)
         return step
 

@@ -1,0 +1,210 @@
+"""The hands with bytes: a real model over real pools carries out what an engine orders.
+
+They keep a page table and the tokens of each request, and do what they are told when they are told;
+when that is, and what to do next, is for others to decide.
+Must not know: clocks, lanes, the tree, why anything is ordered. Called by: virtual, live.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from refimpl.config import ConfigError
+from refimpl.keys import PageKey, TokenPrompt
+from refimpl.memory.pool import Pool
+from refimpl.memory.transfer import Mover
+from refimpl.messages import BackUp, Load, PageTable, RunBatch, Submit
+from refimpl.model.paged import Chunk, KvView
+from refimpl.model.sampling import GREEDY, Sampling, choose
+from refimpl.model.transformer import Transformer
+
+
+@dataclass(slots=True)
+class Served:
+    """One request as the hands see it: tokens with what was produced, and its page table."""
+
+    tokens: list[int]
+    prompt_length: int
+    script: array[int] | None
+    sampling: Sampling
+    slots: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """What a batch produced: tokens by request, one a step, and who ended in the last step."""
+
+    steps: int
+    tokens: dict[int, list[int]]
+    ended: tuple[int, ...]
+
+
+def kv_view(pool: Pool) -> KvView:
+    """The device pool as the model wants it: rows of tokens, layer by layer."""
+    assert pool.layout == "layer_first", "the model reads and writes L1 layer by layer"
+    kv = pool.tensor.flatten(2, 3)  # [kv, layer, row, head, dim]
+    return KvView(kv[0], kv[1] if len(kv) > 1 else None, pool.geometry.page_size)
+
+
+class TorchHands:
+    """One rank: a model, an L1 pool it computes in, an L2 pool, and the copies between them."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        mover: Mover,
+        stop_tokens: Iterable[int] = (),
+        sampling: Mapping[int, Sampling] | None = None,
+    ) -> None:
+        self.model = model
+        self.mover = mover
+        self._kv = kv_view(mover.device)
+        self._stops = frozenset(stop_tokens)
+        self._sampling = sampling or {}
+        self._served: dict[int, Served] = {}
+        self._running: dict[int, Served] = {}  # who decodes, in the order they joined
+
+    # ---- requests -------------------------------------------------------------------------------
+
+    def expect(self, submit: Submit) -> None:
+        """A request was sent to the engine: its tokens will be asked for by position."""
+        prompt = submit.prompt
+        if not isinstance(prompt, TokenPrompt):
+            raise ConfigError("a model needs tokens: traces of block ids must be expanded first")
+        tokens = list(prompt.tokens)
+        sampling = self._sampling.get(submit.rid, GREEDY)
+        self._served[submit.rid] = Served(tokens, len(tokens), prompt.script, sampling)
+
+    def withdraw(self, rid: int) -> None:
+        """It gave up its slots: its page table is void, its tokens stay."""
+        self._running.pop(rid, None)
+        self._served[rid].slots = []
+
+    def finished(self, rid: int) -> list[int]:
+        """It is over; returns what it produced."""
+        self._running.pop(rid, None)
+        served = self._served.pop(rid, None)
+        return [] if served is None else served.tokens[served.prompt_length :]
+
+    # ---- batches --------------------------------------------------------------------------------
+
+    def prefill(self, batch: RunBatch, loads_failed: Iterable[int] = ()) -> Produced:
+        """Run the items of a batch, loading layer by layer beside them; failed loads are left out."""
+        self._apply(batch.tables)
+        failed = frozenset(loads_failed)
+        loads = [load for load in batch.loads if load.rid not in failed]
+        chunks = [
+            Chunk(
+                self._served[item.rid].tokens[item.start : item.start + item.tokens],
+                item.start,
+                self._served[item.rid].slots,
+            )
+            for item in batch.items
+        ]
+        logits = self.model.forward(chunks, self._kv, lambda layer: self._load(layer, loads))
+        tokens: dict[int, list[int]] = {}
+        ended = []
+        for item, row in zip(batch.items, logits, strict=True):
+            if not item.is_last or item.rid in failed:
+                continue
+            token, stops = self._choose(item.rid, row, 0)
+            tokens[item.rid] = [token]
+            if stops:
+                ended.append(item.rid)
+        return Produced(1, tokens, tuple(ended))
+
+    def _load(self, layer: int, loads: list[Load]) -> None:
+        for load in loads:
+            arrived = self.mover.load_layer(layer, load.l2_slots, load.l1_slots)
+            if arrived is not None:
+                torch.cuda.current_stream().wait_event(arrived)
+
+    def decode(self, batch: RunBatch) -> Produced:
+        """Up to ``steps_max`` steps of all who run; fewer when one of them ends.
+
+        Nothing is kept of it until ``commit``: the batch may be cut to fewer steps.
+        """
+        self._apply(batch.tables)
+        tokens: dict[int, list[int]] = {rid: [] for rid in self._running}
+        ended: list[int] = []
+        steps = 0
+        while steps < batch.steps_max and not ended:
+            chunks = [self._newest(rid, tokens[rid]) for rid in self._running]
+            logits = self.model.forward(chunks, self._kv)
+            for rid, row in zip(self._running, logits, strict=True):
+                token, stops = self._choose(rid, row, steps)
+                tokens[rid].append(token)
+                if stops:
+                    ended.append(rid)
+            steps += 1
+        return Produced(steps, tokens, tuple(ended))
+
+    def commit(self, produced: Produced, steps: int) -> Produced:
+        """``steps`` steps of ``produced`` hold; those who got a token decode from now on."""
+        kept = Produced(
+            steps,
+            {rid: tokens[:steps] for rid, tokens in produced.tokens.items()},
+            produced.ended if steps == produced.steps else (),
+        )
+        for rid, tokens in kept.tokens.items():
+            served = self._served.get(rid)
+            if served is not None:
+                served.tokens.extend(tokens)
+                self._running.setdefault(rid, served)
+        return kept
+
+    def _newest(self, rid: int, fresh: list[int]) -> Chunk:
+        """The chunk of one token that comes next: the last one that has no KV yet."""
+        served = self._running[rid]
+        at = len(served.tokens) + len(fresh) - 1
+        token = fresh[-1] if fresh else served.tokens[-1]
+        return Chunk([token], at, served.slots)
+
+    def _choose(self, rid: int, logits: torch.Tensor, ahead: int) -> tuple[int, bool]:
+        """The token after ``ahead`` uncommitted ones, and whether the request ends with it."""
+        served = self._served[rid]
+        position = len(served.tokens) + ahead
+        if served.script is not None:
+            at = position - served.prompt_length
+            return served.script[at], False
+        token = choose(logits, served.sampling, position)
+        return token, token in self._stops
+
+    def _apply(self, tables: Iterable[PageTable]) -> None:
+        for table in tables:
+            served = self._served.get(table.rid)
+            if served is not None:
+                served.slots[table.first : table.first + len(table.slots)] = table.slots
+
+    # ---- copies ---------------------------------------------------------------------------------
+
+    def back_up(self, command: BackUp, pages: int) -> None:
+        """Copy the leading ``pages`` pages L1 -> L2."""
+        self.mover.back_up(command.l1_slots[:pages], command.l2_slots[:pages])
+
+    def page_bytes(self, l2_slot: int) -> torch.Tensor:
+        """A page of L2 as [kv, layer, token, head, dim], a copy of its own."""
+        return self.mover.host.by_page()[l2_slot].clone()
+
+    def put_page(self, l2_slot: int, page: torch.Tensor) -> None:
+        """Write a page of L2."""
+        self.mover.host.by_page()[l2_slot] = page
+
+
+class PageStore:
+    """The bytes of an L3 in memory, shared by instances; which keys are there others know."""
+
+    def __init__(self) -> None:
+        self._pages: dict[PageKey, torch.Tensor] = {}
+
+    def put(self, key: PageKey, page: torch.Tensor) -> None:
+        """Keep a page; what is there already is kept."""
+        self._pages.setdefault(key, page)
+
+    def get(self, key: PageKey) -> torch.Tensor:
+        """The bytes of a page; KeyError when it was never put."""
+        return self._pages[key]
