@@ -20,9 +20,10 @@ from cuda_numba.fold import LayoutError
 
 Backend: TypeAlias = Literal["cpu", "cuda"]
 
-# Two blocks of 64 KB in flight cover the round trip of PCIe 5 if that is near 1.3 us, which was
-# measured on another link; four times that for a longer one. scenarios/gpu/check.py measures it.
+# 63 GB/s of PCIe 5 need 80 KB in flight if a round trip takes 1.3 us, as measured on another link. A
+# block of 512 threads has 32 KB; eight allow for a round trip of 4 us. scenarios/gpu/check.py measures.
 COPY_BLOCKS: Final = 8
+COPY_THREADS: Final = 512
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Tuning:
     cpu_threads: int = native.CORES
     stream_stores: bool | None = None
     blocks: int = COPY_BLOCKS
-    block_threads: int = 1024
+    block_threads: int = COPY_THREADS
     checksum_blocks: int = 256
     checksum_threads: int = 256
 
