@@ -31,7 +31,8 @@ from cuda_numba import (
 )
 from cuda_numba.fold import compact
 from cuda_numba.index import mix
-from scenarios.kernels.draws import LAYOUTS, POISON, Case, cases
+from scenarios.kernels.case import LAYOUTS, POISON, Case
+from scenarios.kernels.draws import cases
 from scenarios.tidy import ROOT
 
 SHAPE = Shape(layers=3, kvs=2, heads=4, tokens=5, words=8)

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from cuda_numba import Shape, Strides, Tuning, copy_pages, native, page_list
 from cuda_numba.fold import compact, fold
-from scenarios.kernels.draws import LAYOUTS, POISON, Case, cases
+from scenarios.kernels.case import LAYOUTS, POISON, Case
+from scenarios.kernels.draws import cases
 from scenarios.tidy import ROOT
 
 ONE = Tuning(cpu_threads=1)

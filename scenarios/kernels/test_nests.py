@@ -18,7 +18,8 @@ from numba.extending import register_jitable
 from cuda_numba import LayoutError, Shape, Strides, bench, copy_pages, grid, index, page_checksums
 from cuda_numba.checks import is_paired
 from cuda_numba.fold import Nest, compact, cut_run, fold
-from scenarios.kernels.draws import LAYOUTS, Case, cases
+from scenarios.kernels.case import LAYOUTS, Case
+from scenarios.kernels.draws import cases
 
 SHAPE = Shape(layers=3, kvs=2, heads=4, tokens=5, words=8)
 
