@@ -18,7 +18,8 @@ from cuda_numba import (
     page_checksums,
     page_list,
 )
-from cuda_numba.backend import choose, span
+from cuda_numba.arrays import span
+from cuda_numba.backend import choose
 from cuda_numba.fold import compact
 
 SHAPE = Shape(layers=2, kvs=2, heads=1, tokens=4, words=4)
