@@ -9,11 +9,11 @@ import sys
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("numba", reason="the kernels are not installed: pip install -e '.[kernels]'")
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

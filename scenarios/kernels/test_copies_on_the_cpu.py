@@ -7,11 +7,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
-import numpy as np
 import pytest
 
 pytest.importorskip("numba", reason="the kernels are not installed: pip install -e '.[kernels]'")
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import mmap
 from itertools import product
 
-import numpy as np
 import pytest
 
 pytest.importorskip("numba", reason="the kernels are not installed: pip install -e '.[kernels]'")
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
