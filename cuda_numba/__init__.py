@@ -6,12 +6,13 @@ engine, of tensors or of layouts by name. Importing it loads neither a driver no
 
 from __future__ import annotations
 
-from cuda_numba.backend import DeviceView, Tuning
+from cuda_numba.arrays import DeviceView
 from cuda_numba.checks import PageList, page_list
 from cuda_numba.checksum import page_checksums
 from cuda_numba.fold import LayoutError, Shape, Strides
 from cuda_numba.heads import gather_heads, scatter_heads, staged_shape
 from cuda_numba.pages import copy_pages
+from cuda_numba.tuning import Tuning
 
 __all__ = [
     "DeviceView",

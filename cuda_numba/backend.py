@@ -6,62 +6,16 @@ simulator when `backend="cuda"` asks for that. Importing this package loads no d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-import numpy as np
 from numba import config
 
-from cuda_numba import native
+from cuda_numba.arrays import device_interface
 from cuda_numba.checks import host_words
 from cuda_numba.fold import LayoutError
 
 Backend: TypeAlias = Literal["cpu", "cuda"]
-
-# Two blocks of 64 KB in flight cover the round trip of PCIe 5 if that is near 1.3 us, which was
-# measured on another link; four times that for a longer one. scenarios/gpu/check.py measures it.
-COPY_BLOCKS: Final = 8
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What changes the speed of a call and nothing else.
-
-    ``stream_stores`` asks the CPU twin for stores past the caches (True), forbids them (False), or
-    leaves it to the size of the copy. ``blocks`` is what a copy may take of a device.
-    """
-
-    cpu_threads: int = native.CORES
-    stream_stores: bool | None = None
-    blocks: int = COPY_BLOCKS
-    block_threads: int = 1024
-    checksum_blocks: int = 256
-    checksum_threads: int = 256
-
-
-DEFAULT: Final = Tuning()
-
-
-class DeviceView:
-    """Memory that a device can address, by address: another library's, or pinned host memory.
-
-    ``owner`` is kept alive. The host memory must be registered with CUDA (pinned); nothing checks it.
-    """
-
-    def __init__(self, address: int, words: int, owner: object = None) -> None:
-        self.address, self.words, self.owner = address, words, owner
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "shape": (self.words,),
-            "typestr": "<u8",
-            "data": (self.address, False),
-            "strides": None,
-            "version": 3,
-        }
 
 
 def choose(backend: Backend | None, **arrays: Any) -> Backend:
@@ -83,35 +37,6 @@ def choose(backend: Backend | None, **arrays: Any) -> Backend:
             "NUMBA_ENABLE_CUDASIM=1 before numba is imported, or pass device arrays"
         )
     return "cuda"
-
-
-def device_interface(side: str, array: Any) -> Mapping[str, Any] | None:
-    """The array's description if it lies on a device; None for host arrays."""
-    if isinstance(array, np.ndarray):
-        return None
-    try:
-        found: Mapping[str, Any] | None = getattr(array, "__cuda_array_interface__", None)
-    except TypeError as error:  # torch: a type that the interface has no letter for
-        raise LayoutError(f"{side}: {error}; pass .view(torch.uint64)") from error
-    return found
-
-
-def span(side: str, array: Any) -> tuple[int, int]:
-    """Address and bytes of a flat array, on either side.
-
-    Raises `LayoutError` for a device array that has gaps or is no whole number of words.
-    """
-    described = device_interface(side, array)
-    if described is None:
-        return array.ctypes.data, array.nbytes
-    kind, shape = np.dtype(described["typestr"]), described["shape"]
-    size = kind.itemsize * int(np.prod(shape, dtype=np.int64))
-    packed = np.cumprod([kind.itemsize, *reversed(shape)])[:-1][::-1]
-    if described.get("strides") is not None and tuple(described["strides"]) != tuple(packed):
-        raise LayoutError(f"{side} has gaps: pass the whole pool, contiguous")
-    if size % 8:
-        raise LayoutError(f"{side} has {size} bytes, which is no whole number of 8-byte words")
-    return int(described["data"][0]), size
 
 
 def launcher() -> ModuleType:

@@ -17,10 +17,10 @@ from typing import Final
 import numpy as np
 
 from cuda_numba import native, oracle
-from cuda_numba.backend import Tuning
 from cuda_numba.checks import Words, page_list
 from cuda_numba.fold import Shape, Strides
 from cuda_numba.pages import copy_pages
+from cuda_numba.tuning import Tuning
 
 # KV of a small model: 28 layers, 8 heads of 64 in 16 bits, pages of 64 tokens; 3.7 MB a page.
 SHAPE: Final = Shape(layers=28, kvs=2, heads=8, tokens=64, words=16)

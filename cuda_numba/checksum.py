@@ -19,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_numba import checks, native
-from cuda_numba.backend import DEFAULT, Backend, Tuning, choose, launcher, span
+from cuda_numba.arrays import span
+from cuda_numba.backend import Backend, choose, launcher
 from cuda_numba.checks import PageIds
 from cuda_numba.fold import Shape, Strides, canonical, fold
+from cuda_numba.tuning import DEFAULT, Tuning
 
 
 def page_checksums(

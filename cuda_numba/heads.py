@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from cuda_numba.backend import DEFAULT, Backend, Tuning
+from cuda_numba.backend import Backend
 from cuda_numba.checks import PageIds, page_list
 from cuda_numba.fold import LayoutError, Shape, Strides, compact
 from cuda_numba.pages import copy_pages
+from cuda_numba.tuning import DEFAULT, Tuning
 
 
 def staged_shape(shape: Shape, heads: tuple[int, int]) -> Shape:

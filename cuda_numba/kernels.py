@@ -66,9 +66,14 @@ def _build_copy(load: Any, store: Any, width: int) -> Callable[..., None]:
                     store(dst, d + i2 * to[5], w2)
                     store(dst, d + i3 * to[5], w3)
                     item += 4 * by
-                while item < items:
-                    store(dst, d + item * to[5], load(src, s + item * fro[5]))
-                    item += by
+                # At most three are left; a loop would be one more for a compiler to unroll.
+                i0, i1, i2 = item, item + by, item + 2 * by
+                if i0 < items:
+                    store(dst, d + i0 * to[5], load(src, s + i0 * fro[5]))
+                if i1 < items:
+                    store(dst, d + i1 * to[5], load(src, s + i1 * fro[5]))
+                if i2 < items:
+                    store(dst, d + i2 * to[5], load(src, s + i2 * fro[5]))
                 unit += cuda.blockDim.x
             row += cuda.gridDim.x * cuda.blockDim.z
 

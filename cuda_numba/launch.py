@@ -14,9 +14,10 @@ from numba import cuda
 from numpy.typing import NDArray
 
 from cuda_numba import grid, kernels
-from cuda_numba.backend import DeviceView, Tuning, span
+from cuda_numba.arrays import DeviceView, span
 from cuda_numba.checks import PageList, is_paired
 from cuda_numba.fold import Nest, cut_run
+from cuda_numba.tuning import Tuning
 
 _copies = {width: cuda.jit(kernel) for width, kernel in kernels.COPIES.items()}
 _checksums = {width: cuda.jit(kernel) for width, kernel in kernels.CHECKSUMS.items()}

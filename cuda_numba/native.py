@@ -56,6 +56,16 @@ _row_offset = register_jitable(index.row_offset)
 _mix = register_jitable(index.mix)
 
 
+@register_jitable
+def _mix_run(src, start, position, words):
+    """What ``words`` words from ``src[start]`` add to a checksum."""
+    run = src[start : start + words]  # its indices are not negative, so that loads are not guarded
+    total = np.uint64(0)
+    for word in range(words):
+        total ^= _mix(run[word], np.uint64(position + word))
+    return total
+
+
 # ---- memory access ------------------------------------------------------------------------------
 
 
@@ -145,9 +155,8 @@ def _build(sources: int, *, can_stream: bool) -> tuple[Any, Any, Any]:
                 place = _row_offset(position, 0, first, second, third)
                 start = _row_offset(fro, pages[page], first, second, third)
                 for item in range(sizes[3]):
-                    for word in range(sizes[4]):
-                        value = src[start + item * fro[5] + word]
-                        total ^= _mix(value, np.uint64(place + item * position[5] + word))
+                    run = start + item * fro[5]
+                    total ^= _mix_run(src, run, place + item * position[5], sizes[4])
             out[page] = total
         return sources
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from cuda_numba import checks, native
-from cuda_numba.backend import DEFAULT, Backend, Tuning, choose, launcher, span
+from cuda_numba.arrays import span
+from cuda_numba.backend import Backend, choose, launcher
 from cuda_numba.checks import PageIds
 from cuda_numba.fold import Shape, Strides, fold
+from cuda_numba.tuning import DEFAULT, Tuning
 
 
 def copy_pages(

@@ -23,6 +23,17 @@ def _pointer(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
     return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
 
 
+def _assemble(builder: Any, kind: Any, code: str, constraints: str, operands: list[Any]) -> Any:
+    """A line of PTX that the compiler neither drops nor repeats.
+
+    Marked convergent, which keeps the compiler from unrolling the loop around it: for sm_100 it made
+    four copies of a loop that is unrolled by hand already.
+    """
+    call = builder.asm(kind, code, constraints, operands, side_effect=True)
+    call.attributes.add("convergent")
+    return call
+
+
 if config.ENABLE_CUDASIM:
 
     def load_pair(words, at):
@@ -56,7 +67,7 @@ else:
             pair = ir.LiteralStructType([_WORD, _WORD])
             kind = ir.FunctionType(pair, [address.type])
             code = "ld.global.cs.v2.u64 {$0, $1}, [$2];"
-            read = builder.asm(kind, code, "=l,=l,l", [address], side_effect=True)
+            read = _assemble(builder, kind, code, "=l,=l,l", [address])
             both = [builder.extract_value(read, 0), builder.extract_value(read, 1)]
             return context.make_tuple(builder, signature.return_type, both)
 
@@ -71,7 +82,7 @@ else:
             kind = ir.FunctionType(ir.VoidType(), [address.type, _WORD, _WORD])
             both = [builder.extract_value(values[2], 0), builder.extract_value(values[2], 1)]
             code = "st.global.cs.v2.u64 [$0], {$1, $2};"
-            builder.asm(kind, code, "l,l,l", [address, *both], side_effect=True)
+            _assemble(builder, kind, code, "l,l,l", [address, *both])
             return context.get_dummy_value()
 
         return types.void(words, types.int64, types.UniTuple(types.uint64, 2)), lower
@@ -84,7 +95,7 @@ else:
             address = _pointer(context, builder, signature.args[0], *values)
             kind = ir.FunctionType(_WORD, [address.type])
             code = "ld.global.cs.u64 $0, [$1];"
-            return builder.asm(kind, code, "=l,l", [address], side_effect=True)
+            return _assemble(builder, kind, code, "=l,l", [address])
 
         return types.uint64(words, types.int64), lower
 
@@ -96,7 +107,7 @@ else:
             address = _pointer(context, builder, signature.args[0], *values[:2])
             kind = ir.FunctionType(ir.VoidType(), [address.type, _WORD])
             code = "st.global.cs.u64 [$0], $1;"
-            builder.asm(kind, code, "l,l", [address, values[2]], side_effect=True)
+            _assemble(builder, kind, code, "l,l", [address, values[2]])
             return context.get_dummy_value()
 
         return types.void(words, types.int64, types.uint64), lower

@@ -59,12 +59,12 @@ def test_the_scenarios_keep_every_rule(rule: Rule) -> None:
     assert problems(rule, sources("scenarios")) == []
 
 
-def test_modules_and_public_names_of_the_engine_have_docstrings() -> None:
-    assert problems(tidy.missing_docstrings, sources("refimpl")) == []
+def test_modules_and_public_names_of_engine_and_kernels_have_docstrings() -> None:
+    assert problems(tidy.missing_docstrings, sources("refimpl", "cuda_numba")) == []
 
 
-def test_no_modules_of_the_engine_import_each_other_in_a_circle() -> None:
-    assert tidy_imports.import_cycle(sources("refimpl")) == []
+def test_no_modules_of_engine_and_kernels_import_each_other_in_a_circle() -> None:
+    assert tidy_imports.import_cycle(sources("refimpl", "cuda_numba")) == []
 
 
 def test_the_rules_see_the_files_they_are_about() -> None:
@@ -121,7 +121,7 @@ def test_the_two_commands_stand_on_the_first_screen() -> None:
 
 def test_the_architecture_lists_every_file_once() -> None:
     text = document("ARCHITECTURE.md")
-    assert tidy_docs.wrong_file_list(text, sources("refimpl")) == []
+    assert tidy_docs.wrong_file_list(text, sources("refimpl", "cuda_numba")) == []
 
 
 def test_the_documented_import_table_is_the_enforced_one() -> None:

@@ -28,8 +28,8 @@ FOREIGN: Final = ("/wor" + "k/", "sub" + "agent", "this " + "session", "DEVEL" +
 
 _FENCED_BASH = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"(\w+=\S+ +)*(refimpl|python -m refimpl)( |$)")
-_FILE_LINE = re.compile(r"^- `(refimpl/\S+\.py)`: \S", re.MULTILINE)
-_ANY_FILE = re.compile(r"refimpl/[\w/]+\.py")
+_FILE_LINE = re.compile(r"^- `((?:refimpl|cuda_numba)/\S+\.py)`: \S", re.MULTILINE)
+_ANY_FILE = re.compile(r"(?:refimpl|cuda_numba)/[\w/]+\.py")
 _PREAMBLE = """set -euo pipefail
 refimpl() { "$PYTHON" -m refimpl "$@"; }
 python() { "$PYTHON" "$@"; }

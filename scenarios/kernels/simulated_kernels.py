@@ -30,7 +30,8 @@ from cuda_numba import (
     staged_shape,
 )
 from cuda_numba.fold import compact, fold
-from scenarios.kernels.draws import LAYOUTS, POISON, Case, cases
+from scenarios.kernels.case import LAYOUTS, POISON, Case, seeded_case
+from scenarios.kernels.draws import cases
 
 SHAPE = Shape(layers=2, kvs=2, heads=2, tokens=9, words=4)
 PAIRS = list(product(LAYOUTS, LAYOUTS))
@@ -81,6 +82,13 @@ def test_drawn_checksums_equal_oracle_and_cpu(
     tuning = Tuning(checksum_blocks=blocks, checksum_threads=threads)
     drawn.check_checksums(tuning, seed, backend="cuda")
     drawn.check_checksums(tuning, seed, backend="cpu")
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_seeds_that_a_device_is_checked_with_pass_here(seed: int) -> None:
+    case = seeded_case(seed, 3000)
+    case.check(SMALL, seed, backend="cuda")
+    case.check_checksums(SMALL, seed, backend="cuda")
 
 
 @pytest.mark.parametrize("payload_bytes", [4096, 5000, 656])

@@ -9,11 +9,11 @@ import sys
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("numba", reason="the kernels are not installed: pip install -e '.[kernels]'")
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +31,8 @@ from cuda_numba import (
 )
 from cuda_numba.fold import compact
 from cuda_numba.index import mix
-from scenarios.kernels.draws import LAYOUTS, POISON, Case, cases
+from scenarios.kernels.case import LAYOUTS, POISON, Case
+from scenarios.kernels.draws import cases
 from scenarios.tidy import ROOT
 
 SHAPE = Shape(layers=3, kvs=2, heads=4, tokens=5, words=8)

@@ -7,17 +7,18 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
-import numpy as np
 import pytest
 
 pytest.importorskip("numba", reason="the kernels are not installed: pip install -e '.[kernels]'")
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cuda_numba import Shape, Strides, Tuning, copy_pages, native, page_list
 from cuda_numba.fold import compact, fold
-from scenarios.kernels.draws import LAYOUTS, POISON, Case, cases
+from scenarios.kernels.case import LAYOUTS, POISON, Case
+from scenarios.kernels.draws import cases
 from scenarios.tidy import ROOT
 
 ONE = Tuning(cpu_threads=1)

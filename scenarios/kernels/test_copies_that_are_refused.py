@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("numba", reason="the kernels are not installed: pip install -e '.[kernels]'")
+
+import numpy as np
 
 from cuda_numba import (
     DeviceView,
@@ -18,7 +19,8 @@ from cuda_numba import (
     page_checksums,
     page_list,
 )
-from cuda_numba.backend import choose, span
+from cuda_numba.arrays import span
+from cuda_numba.backend import choose
 from cuda_numba.fold import compact
 
 SHAPE = Shape(layers=2, kvs=2, heads=1, tokens=4, words=4)
