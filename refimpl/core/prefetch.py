@@ -80,7 +80,9 @@ class Prefetcher:
         last = self._before_suspect(request.keys, have, usable, now)
         while have < last:
             op = self._fetches.get(request.keys[have])
-            if op is None or op.cancelled:
+            if (
+                op is None or op.cancelled or op.entered
+            ):  # what entered and left comes no second time
                 break
             shared = _common_end(op.keys, request.keys, last)
             self._join(op, request, now, shared)
