@@ -8,7 +8,7 @@ Must not know: clocks, lanes, the tree, why anything is ordered. Called by: virt
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -123,8 +123,8 @@ class TorchHands:
             if arrived is not None:
                 torch.cuda.current_stream().wait_event(arrived)
 
-    def decode(self, batch: RunBatch) -> Produced:
-        """Up to ``steps_max`` steps of all who run; fewer when one of them ends.
+    def decode(self, batch: RunBatch, is_cut: Callable[[], bool] | None = None) -> Produced:
+        """Up to ``steps_max`` steps of all who run; fewer when one of them ends or it is cut.
 
         Nothing is kept of it until ``commit``: the batch may be cut to fewer steps.
         """
@@ -141,6 +141,8 @@ class TorchHands:
                 if stops:
                     ended.append(rid)
             steps += 1
+            if is_cut is not None and is_cut():
+                break
         return Produced(steps, tokens, tuple(ended))
 
     def commit(self, produced: Produced, steps: int) -> Produced:
@@ -196,7 +198,7 @@ class TorchHands:
 
 
 class PageStore:
-    """The bytes of an L3 in memory, shared by instances; which keys are there others know."""
+    """The bytes of an L3 in memory, shared by instances."""
 
     def __init__(self) -> None:
         self._pages: dict[PageKey, torch.Tensor] = {}
@@ -204,6 +206,18 @@ class PageStore:
     def put(self, key: PageKey, page: torch.Tensor) -> None:
         """Keep a page; what is there already is kept."""
         self._pages.setdefault(key, page)
+
+    def __contains__(self, key: PageKey) -> bool:
+        return key in self._pages
+
+    def leading_run(self, keys: Iterable[PageKey]) -> int:
+        """How many of ``keys`` are there up to the first that is not."""
+        count = 0
+        for key in keys:
+            if key not in self._pages:
+                break
+            count += 1
+        return count
 
     def get(self, key: PageKey) -> torch.Tensor:
         """The bytes of a page; KeyError when it was never put."""
