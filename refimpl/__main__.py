@@ -277,6 +277,8 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader is gone; Python would complain about it at exit
         sys.exit(1)
+    except OSError as error:
+        _fail(str(error))  # most often: no space left for what was printed
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -12,6 +12,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final, TypeAlias
 
 PageKey: TypeAlias = bytes  # 32 bytes
@@ -153,14 +154,10 @@ class BlockPrompt:
     def page_keys(self, page_size: int, seed: bytes) -> list[PageKey]:
         """Keys of the full pages of the prompt alone."""
         ids, count = self.block_ids, self.length // page_size
-        if page_size == self.block_size:
-            names = [_NAME(ids[i], i, page_size, _BLOCK) for i in range(count)]
-        else:
+        if page_size != self.block_size:
             block = self.block_size
-            names = [
-                _NAME(ids[((i + 1) * page_size - 1) // block], i, page_size, _BLOCK)
-                for i in range(count)
-            ]
+            ids = tuple(ids[((i + 1) * page_size - 1) // block] for i in range(count))
+        names = list(map(_NAME, ids, range(count), repeat(page_size), repeat(_BLOCK)))
         return [_seeded(seed, name) for name in names] if seed else names
 
     def output_key(

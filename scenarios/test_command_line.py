@@ -107,6 +107,8 @@ IMPOSSIBLE = [
     (("simulate", "--workload", "multi_trun"), "scenario 'multi_trun' is unknown"),
     (("simulate", "--workload", "multi_turn:clients=0"), "clients='0'"),
     (("simulate", "--workload", "multi_turn:clients=999999999"), "lower one of clients"),
+    (("simulate", "--workload", "rag:requests=1,question_length=2000000000"), "lower one of"),
+    (("simulate", "--workload", "\udcff"), "is unknown"),
     (("simulate", "--nonsense"), "No such option"),
     (("nonsense",), "No such command"),
     (("run", "--cache-only"), "use refimpl simulate"),
@@ -288,6 +290,11 @@ def test_results_of_each_request_can_be_read_back(
     assert table["hit_tokens"].sum() == sum(report["hit_tokens"].values())
     assert table["ttft_ns"].max() == report["ttft_ns"]["max"]
     assert table["rid"].to_list() == list(range(1, 10))
+
+
+def test_results_go_into_a_file_of_any_name(refimpl: CommandLine, tmp_path: Path) -> None:
+    assert refimpl(*SIMULATE, "--output", "\udcff.csv").code == 0
+    assert [path.suffix for path in tmp_path.iterdir()] == [".csv"]
 
 
 def test_scenarios_are_listed_with_their_parameters(refimpl: CommandLine) -> None:

@@ -283,6 +283,7 @@ def figures(**changes: int) -> dict[str, Any]:
         (figures(device=12, host=9), "better"),
         (figures(retracted=1), "worse"),
         (figures(prefetch=1), "changed"),
+        (figures(virtual_ns=9), "changed"),
     ],
 )
 def test_the_verdict_knows_which_way_is_better(new: dict[str, Any], verdict: str) -> None:

@@ -75,9 +75,12 @@ class HiCache:
             tail = self.device.unwritten_tail(node, short)
             written = self.writer.write_back(tail)
             coming += written
-            if not written:  # L2 can't take them: they go, with what hangs below them
-                self.host.drop_below(node)
-                self.device.drop_tail(node, len(tail))
+            if written:
+                continue
+            if node.l2_locks:  # what hangs below is being stored: room comes when that is done
+                break
+            self.host.drop_below(node)  # L2 can't take them: they go, with what hangs below
+            self.device.drop_tail(node, len(tail))
         return pool.free >= wanted
 
     # ---- copies in ------------------------------------------------------------------------------
@@ -119,16 +122,13 @@ class HiCache:
         L2 alone adopts ours.
         """
         last = first + len(slots)
-        node, taken = self._position(anchor, first)
-        spans, fresh, count = self.tree.grow(node, taken, keys, last, own=own)
-        result = Insertion(spans[-1][0] if fresh is None else fresh, count)
+        spans, node, depth = self.tree.follow(*self._position(anchor, first), keys, last)
+        result = Insertion(node, last - depth)
         for span_node, at, run in spans:
             self._adopt(span_node, at, slots[span_node.start + at - first :][:run], result)
-        if fresh is not None:
-            for page, slot in zip(fresh.pages[-count:], slots[-count:], strict=True):
-                page.l1_slot = slot
-                page.l1_state = READY
-            self.tree.set_l1_end(fresh, fresh.l1_end + count)
+        if depth < last:
+            fresh = slots[depth - first :]
+            result.node = self.tree.append(node, keys[depth:last], fresh, own)
         return result
 
     def _adopt(self, node: Node, at: int, slots: list[int], result: Insertion) -> None:
@@ -157,16 +157,16 @@ class HiCache:
             self.host.pool.give_back(slots)
             return 0, None
         last = first + len(slots)
-        spans, fresh, count = self.tree.grow(match.node, match.taken, keys, last)
-        new = count
+        spans, below, depth = self.tree.follow(match.node, match.taken, keys, last)
+        new = last - depth
         for node, at, run in spans:
             new += self._adopt_fetched(node, at, run, slots, first)
-        if fresh is None:
-            return new, spans[-1][0]
-        for page in fresh.pages[-count:]:
-            self._fill_l2(page, slots[page.depth - first])
-        self.tree.add_l2(fresh, count)
-        return new, fresh
+        if depth < last:
+            below = self.tree.append(below, keys[depth:last])
+            for page, slot in zip(below.pages, slots[depth - first :], strict=True):
+                self._fill_l2(page, slot)
+            self.tree.add_l2(below, last - depth)
+        return new, below
 
     def _adopt_fetched(self, node: Node, at: int, run: int, slots: list[int], first: int) -> int:
         new = 0
@@ -201,7 +201,7 @@ class HiCache:
 
     def flush(self) -> None:
         """Forget everything in L1 and L2; nothing may be locked or in flight."""
-        assert not len(self.ops) and not self.tree.root.locks
+        assert not len(self.ops) and not self.tree.root.locks and not self.tree.root.l2_locks
         self.host.clear()
         self.device.clear()
         assert not self.tree.root.children

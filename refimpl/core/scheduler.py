@@ -122,7 +122,7 @@ class Scheduler:
                 continue
             refusal = self._admission.try_admit(batch, request, self._growth_tokens(batch))
             if not refusal:
-                self._prefetcher.admitted(request)
+                self._prefetcher.admitted(request, now)
                 self._note_chunk(batch)
                 continue
             passed.append(request)
@@ -321,7 +321,7 @@ class Scheduler:
             cache.tree.unpin(request.anchor)
         request.anchor, request.own, request.inserted = anchor, node, full
         self._out.facts.append(Inserted(request.rid, result.new))
-        cache.writer.write_through(node)
+        cache.writer.write_through(node, result.new)
 
     # ---- ends of requests -----------------------------------------------------------------------
 

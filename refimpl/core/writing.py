@@ -47,9 +47,17 @@ class Writer:
         self._config = config
         self._hits = write_hits(config)
 
-    def write_through(self, node: Node) -> None:
-        """``node`` was made or hit: write of it and its ancestors what the policy now allows."""
-        if self._hits is None or not self._config.has_l2:
+    def write_through(self, node: Node, fresh: int = 0) -> None:
+        """``node`` was made or hit: write of it and its ancestors what the policy now allows.
+
+        ``fresh`` of its pages have just been made; those that the policy holds back are reported.
+        """
+        if not self._config.has_l2:
+            return
+        if fresh and (self._hits is None or node.hits < self._hits):
+            reason = "until_evicted" if self._hits is None else "few_hits"
+            self._out.facts.append(Skipped(0, "back_up", fresh, reason))
+        if self._hits is None:
             return
         if node.l2_count < len(node.pages):
             self._back_up_path(node, self._hits)

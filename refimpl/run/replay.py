@@ -111,7 +111,7 @@ class CacheReplay:
             slots = cache.device.pool.take(wanted - load)
             result = cache.insert(anchor, keys, match.l1 + load, slots, None)
             self._out.facts.append(Inserted(spec.rid, result.new))
-            cache.writer.write_through(result.node)
+            cache.writer.write_through(result.node, result.new)
         if deepest is not None:
             cache.tree.unpin(deepest)
 

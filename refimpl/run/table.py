@@ -46,12 +46,13 @@ def write_rows(rows: list[Row], path: Path) -> None:
     """Write the table; raises ConfigError when the file can't be written."""
     table = frame(rows)
     try:
-        match path.suffix:
-            case ".parquet":
-                table.write_parquet(path)
-            case ".csv":
-                table.write_csv(path)
-            case _:
-                table.write_ndjson(path)
+        with path.open("wb") as file:  # ours, because polars takes no path that isn't UTF-8
+            match path.suffix:
+                case ".parquet":
+                    table.write_parquet(file)
+                case ".csv":
+                    table.write_csv(file)
+                case _:
+                    table.write_ndjson(file)
     except OSError as error:
         raise ConfigError(f"--output {path} can't be written: {error}") from None

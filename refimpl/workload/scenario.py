@@ -18,7 +18,7 @@ from refimpl.workload.family import Family, family_from, parameter_text, shown
 from refimpl.workload.request import Workload
 
 REQUESTS_MAX: Final = 10_000_000
-TOKENS_MAX: Final = 1 << 31
+TOKENS_MAX: Final = 1 << 28  # 1 GB of them, and several times that while a long prompt is drawn
 FAMILIES: Final[dict[str, type[Family]]] = {
     cls.name: cls
     for cls in (MultiTurn, SharedPrefix, LongDocument, Rag, Agent, AllUnique, AllEqual)
