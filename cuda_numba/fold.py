@@ -116,21 +116,24 @@ def fold(shape: Shape, to: Strides, fro: Strides, layer: int | None = None) -> N
     )
 
 
-def cut_run(nest: Nest, words_max: int) -> Nest:
-    """The same words with a long run cut into equal items, where nothing else is left to spread.
+def cut_run(nest: Nest, words_max: int, items_min: int) -> Nest:
+    """The same words with a long run cut into equal items, where there are fewer than ``items_min``.
 
-    A run that has no divisor in ``words_max`` stays whole.
+    A run that has no divisor up to ``words_max`` stays whole, and so does one below four loops.
     """
-    run = nest.sizes[4]
-    if nest.sizes[3] > 1 or run <= words_max:
+    outer, (items, run) = nest.sizes[:3], nest.sizes[3:]
+    if run <= words_max or items >= items_min or (items > 1 and outer[0] > 1):
         return nest
     piece = next((n for n in range(words_max, 1, -1) if run % n == 0 and n % 2 == run % 2), run)
     if piece == run:
         return nest
+    to, fro = nest.to, nest.fro
+    if items > 1:  # the first loop is none: move the others up
+        outer, to, fro = (*outer[1:], items), (*to[:2], *to[3:], 0), (*fro[:2], *fro[3:], 0)
     return Nest(
-        (*nest.sizes[:3], run // piece, piece),
-        (*nest.to[:5], piece),
-        (*nest.fro[:5], piece),
+        (*outer, run // piece, piece),
+        (*to[:5], piece),
+        (*fro[:5], piece),
         nest.reach_to,
         nest.reach_fro,
     )

@@ -32,7 +32,7 @@ def copy_nest(
     The caller keeps the arrays until the stream has passed.
     """
     width = 2 if is_paired(nest, span("dst", dst)[0], span("src", src)[0]) else 1
-    nest = cut_run(nest, grid.RUN_UNITS_MAX * width)
+    nest = cut_run(nest, grid.RUN_UNITS_MAX * width, grid.IN_FLIGHT)
     form = grid.for_copy(
         nest, width, len(pages[0]), blocks=tuning.blocks, threads=tuning.block_threads
     )
@@ -54,7 +54,7 @@ def checksum_nest(
 ) -> NDArray[np.uint64]:
     """Checksums of pages of ``src``, [page]. Waits for the stream."""
     width = 2 if is_paired(nest, span("src", src)[0]) else 1
-    nest = cut_run(nest, grid.RUN_UNITS_MAX * width)
+    nest = cut_run(nest, grid.RUN_UNITS_MAX * width, grid.IN_FLIGHT)
     form = grid.for_checksum(
         nest, width, len(pages), blocks=tuning.checksum_blocks, threads=tuning.checksum_threads
     )

@@ -58,7 +58,7 @@ def test_a_nest_visits_every_word_of_a_page_once(drawn: Case) -> None:
     ]  # fmt: skip
     folded = fold(drawn.shape, to, fro, drawn.layer)
     assert sorted(places(folded)) == sorted(expected)
-    assert sorted(places(cut_run(folded, 16))) == sorted(expected)
+    assert sorted(places(cut_run(folded, 4, 4))) == sorted(expected)
 
 
 def test_equal_layouts_fold_to_the_runs_they_have_in_common() -> None:
@@ -87,15 +87,23 @@ def test_a_source_is_read_in_the_order_in_which_it_lies() -> None:
 def test_a_long_run_is_cut_where_nothing_else_keeps_reads_in_flight() -> None:
     whole = fold(Shape(1, 1, 1, 64, 48), *[compact(Shape(1, 1, 1, 64, 48))] * 2)
     assert whole.sizes == (1, 1, 1, 1, 3072)
-    cut = cut_run(whole, 128)
+    cut = cut_run(whole, 128, 4)
     assert cut.sizes == (1, 1, 1, 24, 128)
     assert cut.to[5] == cut.fro[5] == 128
+
+
+def test_a_run_is_cut_below_the_few_items_that_there_are() -> None:
+    long = nest("page_first_direct", "page_first_direct", SHAPE._replace(tokens=64))
+    assert long.sizes == (1, 1, 1, 2, 6144)
+    cut = cut_run(long, 128, 4)
+    assert cut.sizes == (1, 1, 2, 48, 128)
+    assert (cut.to[4], cut.to[5]) == (long.to[5], 128)
 
 
 def test_a_run_that_does_not_divide_stays_whole() -> None:
     prime = Shape(1, 1, 1, 1, 1009)
     whole = fold(prime, compact(prime), compact(prime))
-    assert cut_run(whole, 128) == whole
+    assert cut_run(whole, 128, 4) == whole
 
 
 def test_wide_accesses_need_even_words_and_aligned_pools() -> None:

@@ -16,15 +16,16 @@ pytest.importorskip(
     "numba_cuda", reason="the compiler is not installed: pip install -e '.[kernels]'"
 )
 
-from numba import config, cuda, types
+from numba import config, cuda, typeof, types
 
-from cuda_numba import grid, index
+from cuda_numba import Shape, grid, index
+from cuda_numba.fold import compact, fold
 from scenarios.tidy import ROOT, dotted
 
 if config.ENABLE_CUDASIM:
     pytest.skip("this process simulates, and cannot compile as well", allow_module_level=True)
 
-from cuda_numba import kernels
+from cuda_numba import kernels, launch
 
 DEVICES = [(8, 0), (9, 0), (10, 0)]
 SIGNATURES = {"copy": kernels.COPY_SIGNATURE, "checksum": kernels.CHECKSUM_SIGNATURE}
@@ -139,6 +140,13 @@ def test_offsets_are_computed_in_64_bits() -> None:
     assert len(products) == 4
     assert set(products) <= {"mul.lo.s64", "mad.lo.s64"}
     assert not re.findall(r"\b(?:cvt|ld\.param)\.\S*32\b", text)
+
+
+def test_a_launch_passes_the_types_that_are_compiled_here() -> None:
+    shape = Shape(layers=2, kvs=2, heads=1, tokens=4, words=8)
+    nest = fold(shape, compact(shape), compact(shape))
+    assert str(typeof(nest.to)) == str(kernels.COPY_SIGNATURE.args[4])
+    assert str(typeof(launch._counts(nest, 2))) == str(kernels.COPY_SIGNATURE.args[6])
 
 
 def test_the_compiler_is_that_of_the_wheel_and_not_of_the_system() -> None:
