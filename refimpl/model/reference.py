@@ -114,7 +114,7 @@ def _by_tiles(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     padded = _padded(x, ROWS).contiguous()
     if len(padded) == ROWS:
         return function(padded)[: len(x)]
-    return torch.cat([function(tile) for tile in padded.split(ROWS)])[: len(x)]
+    return torch.cat([function(tile) for tile in padded.reshape(-1, ROWS, *x.shape[1:])])[: len(x)]
 
 
 def _padded(x: Tensor, multiple: int) -> Tensor:
