@@ -53,9 +53,9 @@ class Reference:
         return (wide / root).to(x.dtype).reshape(x.shape) * weight
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
-        """``gate / (1 + exp(-gate)) * up``."""
+        """``gate / (1 + exp(-gate)) * up``, the exponentials in tiles of ``[ROWS, dim]``."""
         wide = gate.float()
-        return (wide / (1 + torch.exp(-wide))).to(gate.dtype) * up
+        return (wide / (1 + _by_tiles(torch.exp, -wide))).to(gate.dtype) * up
 
     def attention(
         self, query: Tensor, keys: Tensor, values: Tensor, *, start: int, scale: float

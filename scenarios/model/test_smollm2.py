@@ -21,8 +21,6 @@ from refimpl.model.sampling import GREEDY, choose
 from refimpl.model.tokenizer import Detokenizer
 from refimpl.model.transformer import Transformer
 
-# One process computes all of it: opening the model costs more than any question.
-pytestmark = pytest.mark.xdist_group("smollm2")
 PAGES, PAGE_SIZE = 12, 16
 
 
