@@ -21,6 +21,7 @@ CODE_RULES: list[Rule] = [
     tidy.deep_functions,
     tidy.banned_names,
     tidy_imports.forbidden_imports,
+    tidy_imports.heavy_imports,
     tidy_imports.local_imports,
     tidy_imports.hidden_imports,
     tidy_imports.impurities,

@@ -54,6 +54,13 @@ def test_imports_that_the_table_grants_pass(path: str, text: str) -> None:
     assert tidy_imports.forbidden_imports(Source(path, text)) == []
 
 
+def test_tensors_outside_the_packages_of_bytes_are_found() -> None:
+    (problem,) = tidy_imports.heavy_imports(Source("refimpl/run/world.py", "from torch import nn"))
+    assert "torch belongs into" in problem
+    for path in ("refimpl/run/hands.py", "refimpl/model/fast.py", "refimpl/memory/pools.py"):
+        assert tidy_imports.heavy_imports(Source(path, "import torch")) == []
+
+
 @pytest.mark.parametrize(
     "text",
     [

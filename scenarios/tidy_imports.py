@@ -67,7 +67,11 @@ IMPURE_CALLS: Final = frozenset({"open", "print", "hash"})
 # polars is installed, but slow to load and needed only when a table is written.
 OPTIONAL_CLIENTS: Final = frozenset(
     {"aibrix_kvcache", "hf3fs_fuse", "hf3fs_py_usrbio", "mooncake", "nixl", "polars"}
+    | {"gguf", "jinja2", "safetensors", "tokenizers"}
 )
+# Tensors, and who may touch them: everything else has to run where they are not installed.
+TENSORS: Final = frozenset({"torch", "safetensors", "gguf"})
+TENSOR_FILES: Final = ("refimpl/memory/", "refimpl/model/", "refimpl/run/hands")
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,17 @@ def _is_granted(allowed: Allowed, module: str, target: str) -> bool:
     if top in sys.stdlib_module_names:
         return True
     return allowed.external is None or top in allowed.external
+
+
+def heavy_imports(source: Source) -> list[str]:
+    """Tensor libraries outside the packages that are about bytes."""
+    if source.path.startswith(TENSOR_FILES):
+        return []
+    return [
+        source.problem(imported.node, f"{imported.module} belongs into {', '.join(TENSOR_FILES)}")
+        for imported in imports(source)
+        if imported.module.partition(".")[0] in TENSORS
+    ]
 
 
 def local_imports(source: Source) -> list[str]:

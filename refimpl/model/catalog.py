@@ -98,4 +98,3 @@ def smollm2_path() -> Path:
     if not found.is_file():
         raise CheckpointError(f"--model-path {SMOLLM2}: {_PACKAGE} has no {_FILE} (any more)")
     return found
-

@@ -55,8 +55,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         require_choice("dtype", self.dtype, DTYPES)
-        sizes = (self.layers, self.hidden, self.heads, self.kv_heads, self.head_dim)
-        sizes += (self.intermediate, self.vocab, self.positions_max)
+        sizes = [self.layers, self.hidden, self.heads, self.kv_heads, self.head_dim]
+        sizes += [self.intermediate, self.vocab, self.positions_max]
         require(min(sizes) >= 1, f"{self.name}: sizes of a model must be at least 1, not {sizes}")
         require(
             self.heads % self.kv_heads == 0,

@@ -139,5 +139,5 @@ def _in_halves(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
     heads = {"q_proj": config.heads, "k_proj": config.kv_heads}.get(name.split(".")[-2])
     if heads is None:
         return tensor
-    pairs = tensor.unflatten(0, (heads, config.head_dim // 2, 2))  # [head, pair, 2, ...]
-    return pairs.transpose(1, 2).flatten(0, 2).contiguous()
+    pairs = tensor.reshape(heads, config.head_dim // 2, 2, -1)  # [head, pair, 2, in]
+    return pairs.transpose(1, 2).reshape(tensor.shape).contiguous()

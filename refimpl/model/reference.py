@@ -53,9 +53,9 @@ class Reference:
         return (wide / root).to(x.dtype).reshape(x.shape) * weight
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
-        """``gate / (1 + exp(-gate)) * up``."""
+        """``gate / (1 + exp(-gate)) * up``, the exponentials in tiles of ``[ROWS, dim]``."""
         wide = gate.float()
-        return (wide / (1 + torch.exp(-wide))).to(gate.dtype) * up
+        return (wide / (1 + _by_tiles(torch.exp, -wide))).to(gate.dtype) * up
 
     def attention(
         self, query: Tensor, keys: Tensor, values: Tensor, *, start: int, scale: float
@@ -114,7 +114,7 @@ def _by_tiles(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     padded = _padded(x, ROWS).contiguous()
     if len(padded) == ROWS:
         return function(padded)[: len(x)]
-    return torch.cat([function(tile) for tile in padded.split(ROWS)])[: len(x)]
+    return torch.cat([function(tile) for tile in padded.reshape(-1, ROWS, *x.shape[1:])])[: len(x)]
 
 
 def _padded(x: Tensor, multiple: int) -> Tensor:

@@ -27,9 +27,7 @@ class NotBatchInvariantError(RuntimeError):
     """The reference path does not hold its promise here. The message is one line."""
 
 
-def check_batch_invariance(
-    arithmetic: Arithmetic, config: ModelConfig, weights: Weights
-) -> None:
+def check_batch_invariance(arithmetic: Arithmetic, config: ModelConfig, weights: Weights) -> None:
     """Raise NotBatchInvariantError when company or chunking changes a bit of what a model computes."""
     device = weights["embed_tokens.weight"].device
     generator = torch.Generator().manual_seed(1)

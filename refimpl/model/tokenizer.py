@@ -25,8 +25,15 @@ _BYTE_TEMPLATE: Final = (
 class Tokenizer(Protocol):
     """What all tokenizers can do."""
 
-    chat: ChatTemplate
-    stop_ids: frozenset[int]  # tokens that end an answer
+    @property
+    def chat(self) -> ChatTemplate:
+        """How messages become text."""
+        ...
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text``; special tokens that it spells out are recognised, none are added."""

@@ -35,6 +35,7 @@ class Transformer:
             if name not in weights or tuple(weights[name].shape) != shape:
                 raise ValueError(f"{config.name} needs {name} of shape {shape}")
         self.config = config
+        self.weights = weights
         self.arithmetic = arithmetic
         self._embedding = weights["embed_tokens.weight"]  # [vocab, hidden]
         self._norm = weights["norm.weight"]
@@ -126,7 +127,7 @@ class _Gqa:
         return self._linear(result, "o")
 
     def _heads(self, x: Tensor, name: str, heads: int) -> Tensor:
-        result = self._linear(x, name).unflatten(1, (heads, -1))  # [token, head, dim]
+        result = self._linear(x, name).reshape(len(x), heads, -1)  # [token, head, dim]
         norm = self._weights.get(f"self_attn.{name}_norm.weight")
         if norm is None:
             return result
@@ -150,7 +151,8 @@ class _Mla:
         assert config.mla is not None
         self._config, self._mla = config, config.mla
         self._weights, self._arithmetic = weights, arithmetic
-        expand = weights["self_attn.kv_b_proj.weight"].unflatten(0, (config.heads, -1))
+        expand = weights["self_attn.kv_b_proj.weight"]
+        expand = expand.reshape(config.heads, -1, self._mla.latent)
         self._to_latent = expand[:, : self._mla.nope].contiguous()  # [head, nope, latent]
         self._to_value = expand[:, self._mla.nope :].transpose(1, 2).contiguous()
         assert self._to_value.shape[1:] == (self._mla.latent, self._mla.value)
@@ -158,8 +160,8 @@ class _Mla:
     def forward(self, x: Tensor, batch: Plan, turns: Turns, kv: KvView, layer: int) -> Tensor:
         do, weights, mla = self._arithmetic, self._weights, self._mla
         query = do.linear(x, weights["self_attn.q_proj.weight"])
-        query = query.unflatten(1, (self._config.heads, -1))  # [token, head, nope + rope]
-        nope, rope = query.split((mla.nope, mla.rope), dim=-1)
+        query = query.reshape(len(x), self._config.heads, -1)  # [token, head, nope + rope]
+        nope, rope = query[..., : mla.nope], query[..., mla.nope :]
         nope = do.per_head(nope, self._to_latent)  # [token, head, latent]
         query = torch.cat((nope, rotate(rope, turns)), dim=-1)  # [token, head, latent + rope]
 
@@ -178,7 +180,7 @@ class _Mla:
         """What a token leaves in the pool: its normed latent and the rotated key of all heads."""
         weights, mla = self._weights, self._mla
         both = self._arithmetic.linear(x, weights["self_attn.kv_a_proj_with_mqa.weight"])
-        latent, rope = both.split((mla.latent, mla.rope), dim=-1)
+        latent, rope = both[:, : mla.latent], both[:, mla.latent :]
         norm = weights["self_attn.kv_a_layernorm.weight"]
         latent = self._arithmetic.norm(latent, norm, self._config.norm_epsilon)
         return torch.cat((latent[:, None], rotate(rope[:, None], turns)), dim=-1)
