@@ -72,7 +72,7 @@ class EvictionQueue:
         self._order = order_of(config, page_size)
         self._is_device = is_device
         self._heap: list[tuple[Rank, int, Node]] = []
-        self.falls = config.policy == "mru"
+        self.falls = config.policy in ("mru", "tlru")
         self.needs_history = config.policy == "tlru"
 
     def offer(self, node: Node) -> None:

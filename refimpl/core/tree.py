@@ -227,7 +227,6 @@ class Tree:
     def _new_child(self, parent: Node, start: int, key: PageKey) -> Node:
         self._ids += 1
         child = Node(self._ids, parent, start, self.tick)
-        child.priority = parent.priority
         parent.children[key] = child
         return child
 
