@@ -62,7 +62,8 @@ def read_trace(path: Path, trace_format: str, limit: int | None = None) -> Workl
     They are sent at their timestamps, in ns from the earliest; lines out of order are sorted, ties
     keep the order of the file. ``block_size`` of the result is in tokens: with pages below it hits
     are a lower bound; where the trace names no blocks, ``hides_sharing`` is set and there are none.
-    Raises ConfigError for an unknown format or a limit below 1, and TraceError, ``FILE:LINE: reason``, for a malformed line,
+    Raises ConfigError for an unknown format or a limit below 1, and TraceError,
+    ``FILE:LINE: reason``, for a malformed line,
     a file without requests or one that can't be read.
     """
     require_choice("trace format", trace_format, tuple(TRACE_FORMATS))
