@@ -142,14 +142,14 @@ class LaneExecutor:
         soonest = NEVER
         for lane in self._lanes:
             if lane.due == due:
-                for op, event in lane.finish():
-                    events.append(event)
-                    if isinstance(event, _OP_ENDS):
-                        assert op in self._open, f"op {op} completes without being open"
-                        self._open.remove(op)
+                events.extend([event for _, event in lane.finish()])
             if lane.due < soonest:
                 soonest = lane.due
         self._due = soonest
+        for event in events:
+            if isinstance(event, _OP_ENDS):
+                assert event.op in self._open, f"op {event.op} completes without being open"
+                self._open.remove(event.op)
         return events
 
     def use(self) -> list[LaneUse]:
