@@ -113,8 +113,8 @@ def run(options: Options, as_json: AsJson = False) -> None:
         return
     _tell(notices(done))
     print(
-        f"Simulated on a virtual clock, {options.model} on {options.hardware}:"
-        " no model was loaded and no byte was moved."
+        f"Simulated on a virtual clock, {options.model} on {options.hardware}.\n"
+        "No model was loaded and no byte was moved."
     )
     show_tier_sets(terminal(), done)
 

@@ -128,7 +128,9 @@ class EngineConfig:
         )
         require(self.running_max >= 1, "--max-running-requests must be at least 1")
         require(self.queued_max >= 1, "--max-queued-requests must be at least 1")
-        require(self.decode_reserve_tokens >= 0, "the decode reserve must not be negative")
+        require(
+            self.decode_reserve_tokens >= 0, "--num-reserved-decode-tokens must not be negative"
+        )
         require(
             self.cache.has_l2 or not self.storage_backend,
             "--hicache-storage-backend needs --enable-hierarchical-cache: L3 is read through L2",

@@ -10,7 +10,8 @@ The contract, asserted on both sides:
 3. ``now`` never decreases;
 4. a FILLING copy is written by its op alone, a READY copy never;
 5. slots: free + owned by pages + owned by ops + owned by requests = capacity, always;
-6. at most one ``RunBatch`` is in flight, answered by ``BatchDone`` when its streams have finished.
+6. at most one ``RunBatch`` is in flight, answered by ``BatchDone`` when its streams have finished;
+7. of the events handled at once, completions come before what clients ask for.
 
 Must not know: how anything is carried out. Called by: core (makes commands and facts), run and
 serve (make events). msgspec structs rather than dataclasses: they build in a third of the time.

@@ -177,7 +177,7 @@ def replay(
     requests: Sequence[RequestSpec], cache: CacheConfig, *, has_storage: bool = False
 ) -> list[Admitted]:
     """The same at the level of the cache alone, one request after another."""
-    steps = CacheReplay(cache, has_storage=has_storage).steps(requests)
+    steps = CacheReplay(cache, SharedStore() if has_storage else None).steps(requests)
     return [fact for step in steps for fact in step.facts if isinstance(fact, Admitted)]
 
 

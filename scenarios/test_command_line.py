@@ -257,7 +257,7 @@ def test_run_takes_a_trace_in_place_of_its_chats(refimpl: CommandLine, tmp_path:
 
 def test_tables_name_their_figures(refimpl: CommandLine) -> None:
     out = refimpl("run", *CHATS).out
-    for words in ("virtual clock", "hit rate", "p50 TTFT", "L1 + L2 + L3", "By turn"):
+    for words in ("virtual clock", "hit, %", "TTFT p50", "L1 + L2 + L3", "By turn"):
         assert words in out
     out = refimpl(*L3).out
     for words in ("9 requests", "prompt tokens from", "TTFT", "By turn", "virtual seconds"):

@@ -36,7 +36,7 @@ def test_half_of_the_tokens_hit_when_every_prompt_comes_twice() -> None:
     )
     figures = integers(record)
     assert figures["hit_tokens"] == {"device": 50 * 640, "host": 0, "storage": 0}
-    assert figures["hit_rate_ppm"] == 50 * 640 * 1_000_000 // (100 * 641)
+    assert figures["hit_rate_ppm"] == round(50 * 640 * 1_000_000 / (100 * 641))
     assert [row.hit_tokens for row in record.rows.values()] == [0] * 50 + [640] * 50
 
 

@@ -208,8 +208,8 @@ SABOTAGES: Final = (
     ),
     Sabotage(
         "a failed load counts as arrived",
-        "core/scheduler.py",
-        "            if request.rid in loads_failed or any(",
+        "core/admission.py",
+        "            if request.rid in failed or any(",
         "            if any(",
         "swarm 4",
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from refimpl.config import EngineConfig
 from refimpl.core.cache import HiCache
 from refimpl.core.outbox import Outbox
-from refimpl.core.page import Page
+from refimpl.core.page import READY, Page
 from refimpl.core.policy import is_worth_loading, usable_pages
 from refimpl.core.request import RUNNING, Request
 from refimpl.core.tree import Match
@@ -42,6 +42,28 @@ class Batch:
         """The order to run it."""
         return RunBatch(1, [item for _, item in self.items], self.tables, self.loads)
 
+    def end_loads(self, cache: HiCache, failed: tuple[int, ...]) -> dict[int, Request]:
+        """Loaded pages become READY; returns the requests whose prefix did not arrive.
+
+        A failed load voids the requests of the batch that counted on its pages as well.
+        """
+        void: dict[int, Request] = {}
+        for request, _ in self.items:
+            request.load_failed |= request.rid in failed
+            if request.rid in failed or any(
+                _hangs_on(request, other.loading[0]) for other in void.values() if other.loading
+            ):
+                void[request.rid] = request
+        for request, _ in self.items:
+            if request.rid not in void:
+                for page in request.loading:
+                    page.l1_state = READY
+                request.loading = []
+        for request in reversed(list(void.values())):  # deepest first
+            cache.fail_load(request.loading)
+            request.loading = []
+        return void
+
 
 class Admission:
     """The gate between the queue and a batch."""
@@ -68,7 +90,8 @@ class Admission:
         usable = min(match.pages, usable_pages(request.tokens, self._page_size))
         device = min(match.l1, usable)
         load = usable - device
-        if not is_worth_loading(load, self._cache.config):
+        reason = "load_failed" if request.load_failed else "below_threshold"
+        if request.load_failed or not is_worth_loading(load, self._cache.config):
             load = 0
         tokens = self._chunk_tokens(batch, request, (device + load) * self._page_size)
         if not tokens:
@@ -79,7 +102,7 @@ class Admission:
                 return self.try_admit(batch, request, growth_tokens)  # what hung on it may go
             return "room"
         if load < usable - device:
-            self._skip(request, "load_back", usable - device, "below_threshold")
+            self._skip(request, "load_back", usable - device, reason)
         self._enter(batch, request, match, device, load)
         self._add_item(batch, request, tokens)
         return ""
@@ -183,7 +206,7 @@ class Admission:
             request.slots.extend(fresh)
             batch.tables.append(PageTable(request.rid, owned, fresh))
         first = start // self._page_size
-        if first < len(request.keys):
+        if self._config.reuse and first < len(request.keys):
             batch.computing.add(request.keys[first])
         item = PrefillItem(request.rid, start, tokens, end == request.tokens)
         batch.items.append((request, item))
@@ -191,3 +214,14 @@ class Admission:
 
     def _skip(self, request: Request, action: str, pages: int, reason: str) -> None:
         self._out.facts.append(Skipped(request.rid, action, pages, reason))
+
+
+def _hangs_on(request: Request, page: Page) -> bool:
+    """Does the cached prefix of ``request`` contain ``page``?"""
+    if request.anchor is None or request.anchor.depth < page.depth:
+        return False
+    node = request.anchor.node
+    while node.start > page.depth:
+        assert node.parent is not None
+        node = node.parent
+    return node is page.node

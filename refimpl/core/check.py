@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from refimpl.core.cache import HiCache
 from refimpl.core.engine import Engine
 from refimpl.core.evict import is_l1_leaf, is_l2_leaf
-from refimpl.core.ops import STORE
 from refimpl.core.page import ABSENT, FILLING, READY, Node, Page
 from refimpl.core.prefetch import FetchOp
 from refimpl.core.scheduler import Scheduler
@@ -31,7 +30,7 @@ def check_engine(engine: Engine) -> None:
     _check_waiters(engine)
     for op in engine.cache.ops.all():
         if op.anchor is not None:
-            kept = l2_pins if op.kind == STORE else pins
+            kept = pins if op.keeps_l1 else l2_pins
             kept[op.anchor] = kept.get(op.anchor, 0) + 1
     for node in walk(engine.cache):
         for page in node.pages:

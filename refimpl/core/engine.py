@@ -112,11 +112,13 @@ class Engine:
                 self._forget_over()
             case BackedUp():
                 self.cache.writer.backed_up(event.op, event.pages)
+                self.scheduler.room_came()
             case Probed():
                 self._prefetcher.probed(event.op, event.pages)
                 self._cut_for_queue()
             case Landed():
                 self._prefetcher.landed(event.op, event.pages)
+                self._cut_for_queue()
             case Fetched():
                 self._prefetcher.fetched(event.op, event.pages, now)
                 self._cut_for_queue()

@@ -72,7 +72,7 @@ class EvictionQueue:
         self._order = order_of(config, page_size)
         self._is_device = is_device
         self._heap: list[tuple[Rank, int, Node]] = []
-        self.falls = config.policy == "mru"
+        self.falls = config.policy in ("mru", "tlru")
         self.needs_history = config.policy == "tlru"
 
     def offer(self, node: Node) -> None:
@@ -89,13 +89,14 @@ class EvictionQueue:
 
     def peek(self) -> Node | None:
         """The node that should give up pages first, or None when no node can."""
-        heap = self._heap
+        heap, order = self._heap, self._order
+        is_candidate = is_l1_leaf if self._is_device else is_l2_leaf
         while heap:
             rank, _, node = heap[0]
-            if not self._is_candidate(node):
+            if not is_candidate(node):
                 self.set_aside()
                 continue
-            current = self._order(node)
+            current = order(node)
             if current == rank:
                 return node
             heapreplace(heap, (current, node.id, node))
@@ -108,6 +109,3 @@ class EvictionQueue:
             node.queued_l1 = False
         else:
             node.queued_l2 = False
-
-    def _is_candidate(self, node: Node) -> bool:
-        return is_l1_leaf(node) if self._is_device else is_l2_leaf(node)

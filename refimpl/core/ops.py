@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from refimpl.core.page import Page
+from refimpl.core.page import READY, Page
 from refimpl.core.tree import Tree
 
 BACK_UP: Final = "back_up"  # L1 -> L2 because policy says so
@@ -21,7 +21,7 @@ FETCH: Final = "fetch"
 class Op:
     """One copy in flight; ``anchor`` is the pinned page that keeps all it reads."""
 
-    __slots__ = ("anchor", "id", "kind", "pages", "rid")
+    __slots__ = ("anchor", "id", "keeps_l1", "kind", "pages", "rid")
 
     def __init__(self, op_id: int, kind: str, rid: int, pages: list[Page], anchor: Page | None):
         self.id = op_id
@@ -29,6 +29,10 @@ class Op:
         self.rid = rid  # the request it began for; 0 for none
         self.pages = pages
         self.anchor = anchor
+        # A read from L3 needs its parents in some tier, a write to L3 reads L2: neither needs L1.
+        self.keeps_l1 = not (
+            kind in (STORE, FETCH) and anchor is not None and anchor.l2_state == READY
+        )
 
 
 class OpTable:
@@ -53,7 +57,7 @@ class OpTable:
         """Enter an op and pin its anchor."""
         assert op.id not in self._ops
         self._ops[op.id] = op
-        if op.anchor is not None and op.kind == STORE:
+        if op.anchor is not None and not op.keeps_l1:
             self._tree.pin_l2(op.anchor)
         elif op.anchor is not None:
             self._tree.pin(op.anchor)
@@ -65,7 +69,7 @@ class OpTable:
     def finish(self, op: Op) -> None:
         """The one way an op ends."""
         del self._ops[op.id]
-        if op.anchor is not None and op.kind == STORE:
+        if op.anchor is not None and not op.keeps_l1:
             self._tree.unpin_l2(op.anchor)
         elif op.anchor is not None:
             self._tree.unpin(op.anchor)

@@ -31,13 +31,14 @@ from refimpl.units import NS_PER_S
 # than a burst of requests for one prefix, short against the life of an object.
 SUSPECT_NS: Final = 30 * NS_PER_S
 _SUSPECTS_MAX: Final = 4096
+NEVER: Final = 1 << 62
 _ASKS_MAX: Final = 3  # times a request asks L3: at submit, and when what it counted on has left L2
 
 
 class FetchOp(Op):
     """An L3 read of ``keys[first:]``; its pages are known by slots alone until they land."""
 
-    __slots__ = ("cancelled", "entered", "first", "keys", "landed", "slots", "waiters")
+    __slots__ = ("cancelled", "entered", "first", "found", "keys", "landed", "slots", "waiters")
 
     def __init__(
         self, op_id: int, rid: int, keys: list[PageKey], first: int, anchor: Page | None
@@ -46,6 +47,7 @@ class FetchOp(Op):
         self.keys = keys  # from the root to the last page it asks for
         self.first = first
         self.slots: list[int] = []  # of the pages being read; empty while probing
+        self.found = 0  # pages that L3 said it has; 0 until it has answered
         self.landed = 0  # leading pages that have arrived
         self.entered = 0  # of them, pages that are in the tree
         # rid -> when it began to wait, and the depth up to which the pages are its own too
@@ -56,19 +58,32 @@ class FetchOp(Op):
 class Prefetcher:
     """The L3 reads of one instance."""
 
-    __slots__ = ("_cache", "_config", "_fetches", "_out", "_suspects", "_waiting")
+    __slots__ = (
+        "_cache",
+        "_config",
+        "_fetches",
+        "_out",
+        "_parked",
+        "_reading",
+        "_suspects",
+        "_waiting",
+    )
 
     def __init__(self, cache: HiCache, config: PrefetchConfig, out: Outbox) -> None:
         self._cache = cache
         self._config = config
         self._out = out
-        self._fetches: dict[PageKey, FetchOp] = {}  # by the first key an open op asks for
+        self._fetches: dict[PageKey, FetchOp] = {}  # by each key an open op has yet to bring
         self._waiting: dict[int, Request] = {}
+        self._parked: dict[int, FetchOp] = {}  # answered, and no room in L2 yet
+        self._reading = 0  # ops that hold slots
         self._suspects: dict[PageKey, int] = {}  # key -> until when it is taken for missing
 
     def set_config(self, config: PrefetchConfig) -> None:
         """Follow another policy from now on."""
         self._config = config
+        for request in self._waiting.values():
+            request.waits_until = 0
 
     # ---- asking ---------------------------------------------------------------------------------
 
@@ -80,9 +95,7 @@ class Prefetcher:
         last = self._before_suspect(request.keys, have, usable, now)
         while have < last:
             op = self._fetches.get(request.keys[have])
-            if (
-                op is None or op.cancelled or op.entered
-            ):  # what entered and left comes no second time
+            if op is None or op.cancelled:
                 break
             shared = _common_end(op.keys, request.keys, last)
             self._join(op, request, now, shared)
@@ -90,22 +103,27 @@ class Prefetcher:
             have = shared
         if last - have >= prefetch_pages_min(self._cache.config):
             request.asked += 1
+            request.asked_at = now
             self._open(request, have, last, now)
         elif last > have:
             self._out.facts.append(Skipped(request.rid, "prefetch", last - have, "below_threshold"))
 
     def asks_again(self, request: Request, now: int) -> bool:
-        """``request`` could be admitted: has so much left L2 since it asked that it asks again?
+        """``request`` is next: is L3 worth another question, since the last one has grown old?
 
-        Nothing is pinned for a request that waits its turn, so under pressure its prefix may be
-        gone when the turn comes, while L3 still has it. Under best_effort nobody would wait.
+        Nothing is pinned for a request that waits its turn. Under pressure what it counted on may
+        have left L2, and what L3 did not have may have come and gone meanwhile; L3 has it either
+        way. An answer is old when pages were lost or it is older than the timeout's base.
         """
         if not self._cache.host.generation or self._config.policy == "best_effort":
+            return False  # under best_effort nobody would wait for the answer
+        if request.asked >= _ASKS_MAX:
             return False
-        if request.asked >= _ASKS_MAX or not request.expected:
-            return False
-        have = self._cache.tree.find(request.keys, request.expected).pages
-        if request.expected - have < prefetch_pages_min(self._cache.config):
+        usable = min(usable_pages(request.tokens, self._cache.config.page_size), len(request.keys))
+        have = self._cache.tree.find(request.keys, usable).pages
+        is_old = now - request.asked_at >= self._config.timeout_base_ns
+        wanted = usable if is_old else request.expected
+        if wanted - have < prefetch_pages_min(self._cache.config):
             return False
         self.begin(request, have, now)
         return bool(request.fetches)
@@ -116,13 +134,14 @@ class Prefetcher:
         op_id = self._cache.ops.next_id()
         op = FetchOp(op_id, request.rid, request.keys[:last], first, anchor)
         self._cache.ops.open(op)
-        self._fetches[op.keys[first]] = op
+        self._fetches.update(dict.fromkeys(op.keys[first:], op))
         self._join(op, request, now, last)
         self._out.commands.append(Probe(op.id, request.rid, request.keys[first:last]))
 
     def _join(self, op: FetchOp, request: Request, now: int, last: int) -> None:
         op.waiters[request.rid] = (now, last)
         request.fetches.append(op.id)
+        request.waits_until = 0
         self._waiting[request.rid] = request
 
     def _before_suspect(self, keys: Sequence[PageKey], first: int, last: int, now: int) -> int:
@@ -141,6 +160,7 @@ class Prefetcher:
     def probed(self, op_id: int, hits: int) -> None:
         """L3 has the leading ``hits`` pages of what the op asks for."""
         op = self._get(op_id)
+        self._wake(op)
         assert not op.slots and 0 <= hits <= len(op.keys) - op.first
         self._note(op.rid, "probed", hits)
         reason = ""
@@ -148,15 +168,34 @@ class Prefetcher:
             reason = "nobody_waits"
         elif hits < prefetch_pages_min(self._cache.config):
             reason = "below_threshold" if hits else "not_in_storage"
-        else:
-            hits = self._room_for(op, hits)
-            if not hits:
-                reason = "host_capacity"
         if reason:
             self._note(op.rid, "revoked", hits, reason)
             self._close(op)
             return
+        op.found = hits
+        self._parked[op.id] = op
+        self._start_parked()
+
+    def _start_parked(self) -> None:
+        """Begin the reads that L3 has answered, oldest first, as far as L2 can stage them.
+
+        One that has no room waits for the reads under way to give back theirs.
+        """
+        for op in list(self._parked.values()):
+            hits = self._room_for(op, op.found)
+            if not hits and self._reading:
+                return
+            del self._parked[op.id]
+            if hits:
+                self._start(op, hits)
+            else:
+                self._note(op.rid, "revoked", 0, "host_capacity")
+                self._close(op)
+
+    def _start(self, op: FetchOp, hits: int) -> None:
+        self._reading += 1
         op.slots = self._cache.host.pool.take(hits)
+        self._forget_keys(op, op.first + hits)
         del op.keys[op.first + hits :]
         self._note(op.rid, "started", hits)
         self._out.commands.append(Fetch(op.id, list(op.keys[op.first :]), list(op.slots)))
@@ -169,16 +208,18 @@ class Prefetcher:
             limit = max(pool.capacity * self._config.capacity_percent // 100, 1)
             held = sum(len(other.slots) for other in self._open_ops())
             wanted = min(hits, max(limit - held, 0))
-        room = self._cache.host.make_room(wanted)
+        least = prefetch_pages_min(self._cache.config)
+        room = self._cache.host.make_room(wanted) if wanted >= least else 0
         if room < hits:
             self._out.facts.append(Skipped(op.rid, "prefetch", hits - room, "host_capacity"))
-        return room if room >= prefetch_pages_min(self._cache.config) else 0
+        return room if room >= least else 0
 
     def landed(self, op_id: int, pages: int) -> None:
         """The leading ``pages`` pages of the op have arrived in L2."""
         op = self._get(op_id)
         assert op.landed <= pages <= len(op.slots)
         op.landed = pages
+        self._wake(op)
 
     def fetched(self, op_id: int, pages: int, now: int) -> None:
         """The read is over; ``pages`` arrived in all. They enter the tree, whoever waits."""
@@ -194,6 +235,8 @@ class Prefetcher:
         step = "stopped" if op.cancelled else arrived
         self._note(op.rid, step, pages)
         self._close(op)
+        self._reading -= 1
+        self._start_parked()
 
     def stored(self, keys: Sequence[PageKey]) -> None:
         """These keys were written: whatever was thought to be missing is there again."""
@@ -221,6 +264,7 @@ class Prefetcher:
                 request.fetched.append((first, last))
                 if request.expected >= first:
                     request.expected = max(request.expected, last)
+        self._forget_keys(op, first, op.first + op.landed)  # they don't come a second time
         op.entered = op.landed
 
     # ---- waiting --------------------------------------------------------------------------------
@@ -229,8 +273,11 @@ class Prefetcher:
         """The device may take ``request``: does it wait on? If not, what landed is in the tree."""
         if not request.fetches:
             return False
+        if now < request.waits_until:
+            return True
         ops = [self._get(op_id) for op_id in request.fetches]
         if any(self._keeps_waiting(op, request.rid, now) for op in ops):
+            request.waits_until = self._wakes_at(ops, request.rid, now)
             return True
         if self._config.policy == "timeout":
             self.leave(request, now=now)
@@ -238,14 +285,28 @@ class Prefetcher:
             self._enter(op)
         return False
 
+    def _wakes_at(self, ops: list[FetchOp], rid: int, now: int) -> int:
+        if self._config.policy != "timeout":
+            return NEVER
+        return min((at for op in ops if (at := self._deadline(op, rid)) > now), default=0)
+
+    def _wake(self, op: FetchOp) -> None:
+        """Something changed about ``op``: its waiters are looked at again."""
+        for rid in op.waiters:
+            self._waiting[rid].waits_until = 0
+
     def admitted(self, request: Request, now: int) -> None:
         """``request`` runs, so it waits no longer."""
         self.leave(request, now=now)
 
-    def _keeps_waiting(self, op: FetchOp, rid: int, now: int) -> bool:
+    def _has_own_part(self, op: FetchOp, rid: int) -> bool:
+        """What ``rid`` waits for in this read has landed, whatever others still wait for."""
         _, last = op.waiters[rid]
-        if op.slots and op.first + op.landed >= min(last, op.first + len(op.slots)):
-            return False  # its own part of the read is there
+        return bool(op.slots) and op.first + op.landed >= min(last, op.first + len(op.slots))
+
+    def _keeps_waiting(self, op: FetchOp, rid: int, now: int) -> bool:
+        if self._has_own_part(op, rid):
+            return False
         match self._config.policy:
             case "best_effort":
                 return False
@@ -255,10 +316,12 @@ class Prefetcher:
                 return not self._is_late(op, rid, now)
 
     def _is_late(self, op: FetchOp, rid: int, now: int) -> bool:
-        return self._config.policy == "timeout" and now >= self._deadline(op, rid)
+        if self._config.policy != "timeout" or self._has_own_part(op, rid):
+            return False
+        return now >= self._deadline(op, rid)
 
     def _deadline(self, op: FetchOp, rid: int) -> int:
-        tokens = len(op.slots) * self._cache.config.page_size
+        tokens = op.found * self._cache.config.page_size
         return op.waiters[rid][0] + prefetch_timeout_ns(self._config, tokens)
 
     def deadline(self, now: int) -> int | None:
@@ -273,18 +336,25 @@ class Prefetcher:
 
         With ``now`` given, reads that are past its deadline are noted as timed out.
         """
+        gone: list[FetchOp] = []
         for op_id in request.fetches:
             op = self._get(op_id)
             self._enter(op)
             if now is not None and self._is_late(op, request.rid, now):
                 self._note(request.rid, "timed_out", op.landed)
+                request.asked = _ASKS_MAX  # it has had its budget
             del op.waiters[request.rid]
             if not op.waiters and not op.cancelled:
                 op.cancelled = True
                 if op.slots:
                     self._out.commands.append(CancelFetch(op.id))
+                elif self._parked.pop(op.id, None) is not None:
+                    gone.append(op)
         request.fetches.clear()
         self._waiting.pop(request.rid, None)
+        for op in gone:
+            self._note(op.rid, "revoked", 0, "nobody_waits")
+            self._close(op)
 
     def forget_suspects(self) -> None:
         """Another store is attached: what was missing in the last one says nothing."""
@@ -306,10 +376,13 @@ class Prefetcher:
             request.fetches.remove(op.id)
             if not request.fetches:
                 del self._waiting[rid]
-        first_key = op.keys[op.first]
-        if self._fetches.get(first_key) is op:
-            del self._fetches[first_key]
+        self._forget_keys(op, op.first)
         self._cache.ops.finish(op)
+
+    def _forget_keys(self, op: FetchOp, first: int, last: int | None = None) -> None:
+        for key in op.keys[first:last]:
+            if self._fetches.get(key) is op:
+                del self._fetches[key]
 
     def _note(self, rid: int, step: str, pages: int, reason: str = "") -> None:
         self._out.facts.append(Prefetch(rid, step, pages, reason))

@@ -30,6 +30,7 @@ class Request:
         "admitted_at",
         "anchor",
         "asked",
+        "asked_at",
         "computed",
         "epoch",
         "expected",
@@ -38,6 +39,7 @@ class Request:
         "inserted",
         "is_counted",
         "keys",
+        "load_failed",
         "loading",
         "output_tokens",
         "own",
@@ -49,6 +51,7 @@ class Request:
         "slots",
         "state",
         "tokens",
+        "waits_until",
     )
 
     def __init__(self, submit: Submit, page_size: int) -> None:
@@ -67,9 +70,12 @@ class Request:
         self.anchor: Page | None = None  # last page of its own in the tree, pinned
         self.own: Node | None = None  # the node its last insertion made
         self.loading: list[Page] = []  # pages its batch copies L2 -> L1
+        self.load_failed = False  # a load for it failed: it recomputes, whatever L2 has
         self.fetches: list[int] = []  # ops of L3 reads it waits for
         self.fetched: list[tuple[int, int]] = []  # depths its L3 reads brought in
+        self.waits_until = 0  # before that time nothing but an answer from L3 ends its wait
         self.asked = 0  # times L3 was asked
+        self.asked_at = 0  # when it was last
         self.expected = 0  # pages that were in L1 or L2 when L3 was asked, or came from it since
         self.is_counted = False  # its hits have been counted
         self.aborted = False

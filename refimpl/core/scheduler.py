@@ -17,7 +17,6 @@ from refimpl.core.cache import HiCache
 from refimpl.core.decoding import Decoding
 from refimpl.core.ops import BACK_UP, WRITE_BACK
 from refimpl.core.outbox import Outbox
-from refimpl.core.page import READY, Page
 from refimpl.core.prefetch import Prefetcher
 from refimpl.core.request import OVER, QUEUED, Request
 from refimpl.messages import (
@@ -48,11 +47,13 @@ class Scheduler:
         "_config",
         "_has_aborts",
         "_is_cut",
+        "_lacks_room",
         "_out",
         "_over",
         "_page_size",
         "_prefetcher",
         "_tables",
+        "_wants_cut",
         "chunked",
         "decoding",
         "in_flight",
@@ -70,6 +71,8 @@ class Scheduler:
         self._admission = Admission(config, cache, out)
         self._tables: list[PageTable] = []  # changes the next batch must tell
         self._is_cut = False  # the decode in flight was told to end early
+        self._wants_cut = False  # it is to be told at the end of this step
+        self._lacks_room = False  # the first in the queue was refused for lack of L1
         self._has_aborts = False  # some of its requests are to end with it
         self._over: list[int] = []  # rids that ended since they were last taken
         self.queue: deque[Request] = deque()
@@ -81,6 +84,11 @@ class Scheduler:
 
     def schedule(self, now: int) -> None:
         """If nothing is in flight, order the next batch, if there is one."""
+        if self._wants_cut and isinstance(self.in_flight, int) and self.in_flight > 1:
+            if not self._is_cut:
+                self._out.commands.append(CutBatch())
+            self._is_cut = True
+        self._wants_cut = False
         while self.in_flight is None:
             over = len(self._over)
             self._form(now)
@@ -89,6 +97,7 @@ class Scheduler:
 
     def _form(self, now: int) -> None:
         batch = Batch()
+        self._lacks_room = False
         if self.chunked is not None:
             self._continue_chunked(batch, self.chunked)
         if self.chunked is None:
@@ -113,11 +122,14 @@ class Scheduler:
 
     def _admit(self, batch: Batch, now: int) -> None:
         passed = []
+        may_ask = True  # one a pass: whoever comes behind may find what this one brings
         while self.queue and self.chunked is None and self._has_seat(batch):
             request = self.queue.popleft()
-            if self._prefetcher.must_wait(request, now) or self._prefetcher.asks_again(
-                request, now
-            ):
+            if self._prefetcher.must_wait(request, now):
+                passed.append(request)
+                continue
+            if may_ask and self._asks_again(request, now):
+                may_ask = False
                 passed.append(request)
                 continue
             refusal = self._admission.try_admit(batch, request, self._growth_tokens(batch))
@@ -127,8 +139,13 @@ class Scheduler:
                 continue
             passed.append(request)
             if refusal != "same_batch":
+                self._lacks_room = refusal == "room"
                 break  # first come, first served: nobody overtakes for lack of room
         self.queue.extendleft(reversed(passed))
+
+    def _asks_again(self, request: Request, now: int) -> bool:
+        pages = ceil_div(request.tokens, self._page_size)
+        return self._cache.device.available >= pages and self._prefetcher.asks_again(request, now)
 
     def _has_seat(self, batch: Batch) -> bool:
         if batch.tokens >= self._config.chunked_prefill_tokens:
@@ -213,10 +230,16 @@ class Scheduler:
         self._out.facts.append(Retracted(request.rid))
 
     def cut(self) -> None:
-        """Something may be better than going on decoding: end the batch at its next step."""
-        if isinstance(self.in_flight, int) and self.in_flight > 1 and not self._is_cut:
-            self._is_cut = True
-            self._out.commands.append(CutBatch())
+        """Something may be better than going on decoding: end the batch at its next step.
+
+        The order goes out with the pass, since the batch may have ended in this very step.
+        """
+        self._wants_cut = True
+
+    def room_came(self) -> None:
+        """Slots of L1 may be had now: whoever was refused for lack of them need not wait."""
+        if self._lacks_room or self.chunked is not None:
+            self.cut()
 
     # ---- ends of batches ------------------------------------------------------------------------
 
@@ -231,34 +254,13 @@ class Scheduler:
             self._decode_done(event)
 
     def _prefill_done(self, batch: Batch, event: BatchDone) -> None:
-        void = self._end_loads(batch, event.loads_failed)
+        void = batch.end_loads(self._cache, event.loads_failed)
         for request, item in batch.items:
             if request.rid not in void:
                 request.produced.extend(event.tokens.get(request.rid, ()))
                 self._chunk_done(request, item, stops=request.rid in event.ended)
         for request in reversed(list(void.values())):  # back to the head of the queue, in order
             self._start_over(request)
-
-    def _end_loads(self, batch: Batch, loads_failed: tuple[int, ...]) -> dict[int, Request]:
-        """Loaded pages become READY; returns the requests whose prefix did not arrive.
-
-        A failed load voids the requests of the batch that counted on its pages as well.
-        """
-        void: dict[int, Request] = {}
-        for request, _ in batch.items:
-            if request.rid in loads_failed or any(
-                _hangs_on(request, other.loading[0]) for other in void.values() if other.loading
-            ):
-                void[request.rid] = request
-        for request, _ in batch.items:
-            if request.rid not in void:
-                for page in request.loading:
-                    page.l1_state = READY
-                request.loading = []
-        for request in reversed(list(void.values())):  # deepest first
-            self._cache.fail_load(request.loading)
-            request.loading = []
-        return void
 
     def _start_over(self, request: Request) -> None:
         if self.chunked is request:
@@ -393,14 +395,3 @@ class Scheduler:
         return not (
             self.queue or self.decoding.requests or self.in_flight is not None or self.chunked
         )
-
-
-def _hangs_on(request: Request, page: Page) -> bool:
-    """Does the cached prefix of ``request`` contain ``page``?"""
-    if request.anchor is None or request.anchor.depth < page.depth:
-        return False
-    node = request.anchor.node
-    while node.start > page.depth:
-        assert node.parent is not None
-        node = node.parent
-    return node is page.node

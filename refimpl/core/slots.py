@@ -30,7 +30,7 @@ class SlotPool:
         """``count`` slots. Asserts that they are there: ask ``free`` first."""
         assert 0 <= count <= self.free, (count, self.free)
         freed = self._freed
-        at = max(len(freed) - count, 0)
+        at = len(freed) - count if count < len(freed) else 0
         slots = freed[at:]
         del freed[at:]
         if len(slots) < count:

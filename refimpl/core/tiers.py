@@ -42,7 +42,7 @@ class DeviceTier:
             node = self._tree.l1_queue.peek()
             if node is None:
                 break
-            if node.pages[node.l1_end - 1].l2_state == READY:
+            if node.l2_count and node.pages[node.l1_end - 1].l2_state == READY:
                 demoted += self._demote(node, short)
             elif self.writes_back or node.children or node.l1_end < len(node.pages):
                 unwritten = node
@@ -72,7 +72,7 @@ class DeviceTier:
         """Pages at the end of the L1 run without an L2 copy, at most ``short``."""
         end = node.l1_end
         if not node.l2_count:
-            return min(short, end)
+            return short if short < end else end
         run = 1
         while run < min(short, end) and node.pages[end - run - 1].l2_state == ABSENT:
             run += 1
@@ -85,7 +85,8 @@ class DeviceTier:
 
     def _forget_tail(self, node: Node, count: int) -> None:
         keep = node.l1_end - count
-        self._release(node, keep)
+        self.pool.give_back([page.l1_slot for page in node.pages[keep:]])
+        self._tree.set_l1_end(node, keep)
         self._tree.cut(node, keep)
 
     def clear(self) -> None:

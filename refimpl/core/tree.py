@@ -86,13 +86,15 @@ class Tree:
             node = child
             path.append(node)
             run = node.keys
-            taken = min(len(run), count - done)
+            taken = length = len(run)
+            if taken > count - done:
+                taken = count - done
             if run[taken - 1] != keys[done + taken - 1]:
                 taken = _common(run, 0, keys, done, taken)
             if l1 == done:
-                l1 += min(taken, node.l1_end)
+                l1 += taken if taken < node.l1_end else node.l1_end
             done += taken
-            if taken < len(run):
+            if taken < length:
                 break
         return Match(path, node, taken, done, l1)
 
@@ -227,7 +229,6 @@ class Tree:
     def _new_child(self, parent: Node, start: int, key: PageKey) -> Node:
         self._ids += 1
         child = Node(self._ids, parent, start, self.tick)
-        child.priority = parent.priority
         parent.children[key] = child
         return child
 
@@ -262,7 +263,7 @@ class Tree:
             parent.l1_kids -= 1
             if is_l1_leaf(parent):
                 self.l1_queue.offer(parent)
-        if is_l1_leaf(node):
+        if not node.queued_l1 and is_l1_leaf(node):
             self.l1_queue.offer(node)
 
     def add_l2(self, node: Node, change: int) -> None:

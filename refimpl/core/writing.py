@@ -59,15 +59,14 @@ class Writer:
             self._out.facts.append(Skipped(0, "back_up", fresh, reason))
         if self._hits is None:
             return
-        if node.l2_count < len(node.pages):
-            self._back_up_path(node, self._hits)
+        self._back_up_path(node, self._hits)
         if self._host.generation:
             self._store_path(node, self._hits)
 
     def _back_up_path(self, node: Node | None, hits: int) -> None:
         pages: list[Page] = []
-        while node is not None and node.l2_count < len(node.pages):
-            if node.hits >= hits:
+        while node is not None:
+            if node.hits >= hits and node.l2_count < len(node.pages):
                 pages[:0] = _without_l2(node)
             node = node.parent
         if not pages:
@@ -115,7 +114,7 @@ class Writer:
         if self._hits is None:
             self._write_behind()
         else:
-            self._store(arrived)
+            self._store_path(arrived[-1].node, self._hits)
 
     def _count_l2(self, pages: list[Page], sign: int) -> None:
         first = 0

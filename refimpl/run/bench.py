@@ -114,7 +114,8 @@ def bench_sim(trace: Path | None, repeats: int = 3) -> dict[str, Any]:
         walls = [simulation.run().wall_ns for _ in range(repeats)]
         results[name] = len(workload.requests) * NS_PER_S / median(walls)
     if path is not None:
-        results["lru_floor"] = len(workload.requests) * NS_PER_S / _lru_floor(workload)
+        floor = median(_lru_floor(workload) for _ in range(repeats))
+        results["lru_floor"] = len(workload.requests) * NS_PER_S / floor
         results["cache_only_to_floor"] = results["cache_only"] / results["lru_floor"]
     results["memory_peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return results
@@ -126,6 +127,9 @@ def _sim_cases(source: dict[str, str]) -> Iterable[tuple[str, Options]]:
 
     tiers = {"enable_hierarchical_cache": True, "hicache_storage_backend": "memory"}
     yield "cache_only", options(page_size=512, max_total_tokens=512 * 10_000, cache_only=True)
+    small = options(page_size=512, max_total_tokens=512 * 1000, cache_only=True)
+    yield "cache_only_1000_pages", small
+    yield "cache_only_no_limit", options(page_size=512, cache_only=True)
     yield "three_tiers_page_512", options(page_size=512, max_total_tokens=512 * 1600, **tiers)
     yield "three_tiers_page_64", options(page_size=64, max_total_tokens=512 * 1600, **tiers)
 

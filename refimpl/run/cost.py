@@ -3,7 +3,7 @@
 A pass costs the larger of its FLOPs over the rate and its bytes over the bandwidth, plus a launch;
 a copy costs its bytes over the link, plus what each piece costs to issue. Integers throughout, so
 that a figure is equal on every machine.
-Must not know: requests, slots, events, who waits for what. Called by: lanes, world, advisor.
+Must not know: requests, slots, events, who waits for what. Called by: lanes, setup.
 """
 
 from __future__ import annotations
@@ -230,24 +230,6 @@ class Cost:
             f" at --tp-size {self.tp_size}: raise --tp-size or --mem-fraction-static",
         )
         return pages * self.page_size
-
-    def l2_pages(self, device_tokens: int, ratio_percent: int, size_bytes: int = 0) -> int:
-        """Pages of the host tier of one rank: ``size_bytes`` if above 0, else the ratio to L1.
-
-        ConfigError when the host, less its reserve, can't hold that for each of its ranks. Upstream
-        adds one page of padding that is never used (spec 1.6); it isn't counted here.
-        """
-        tokens = device_tokens * ratio_percent // 100
-        if size_bytes > 0:
-            tokens = size_bytes // self.kv_bytes_per_token
-        pages = tokens // self.page_size
-        usable = (self.hardware.host_bytes - HOST_RESERVE_BYTES) // self.hardware.ranks_per_host
-        require(
-            pages * self.page_bytes <= usable,
-            f"the host tier needs {pages * self.page_bytes} bytes a rank and {usable} are there:"
-            " lower --hicache-ratio or --hicache-size",
-        )
-        return pages
 
 
 def _require_splittable(model: Model, tp_size: int) -> None:

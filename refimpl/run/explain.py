@@ -10,7 +10,7 @@ from typing import Final
 
 from refimpl.config import require
 from refimpl.core.policy import usable_pages
-from refimpl.keys import namespace_seed
+from refimpl.keys import TokenPrompt, namespace_seed
 from refimpl.messages import (
     Admitted,
     Fact,
@@ -39,6 +39,8 @@ _SKIPPED: Final = {
         "below_threshold",
     ): "{pages} pages were too few to ask L3 for (prefetch_threshold)",
     ("prefetch", "host_capacity"): "{pages} pages that L3 had found no room in L2",
+    ("load_back", "load_failed"): "{pages} pages in L2 were recomputed: a load for this request had"
+    " failed",
     ("load_back", "below_threshold"): "{pages} pages in L2 were too few to load back"
     " (load_back_threshold) and were recomputed",
 }
@@ -153,14 +155,21 @@ class Explanation:
         return "no request before it had the same prefix that far"
 
     def _maker(self, index: int) -> int | None:
-        """The last request before this one whose prompt has the page."""
-        found = None
-        for spec in self._earlier():
-            if _seed(spec) == self._seed:
-                keys = spec.prompt.page_keys(self._page_size, self._seed)
-                if len(keys) > index and keys[index] == self._keys[index]:
-                    found = spec.rid
-        return found
+        """Who had the page at ``index`` before, in prompt or answer: best one that computed it."""
+        makers = [
+            spec.rid
+            for spec in self._earlier()
+            if _seed(spec) == self._seed and self._has_page(spec, index)
+        ]
+        computed = [rid for rid in makers if rid in self._computed_by]
+        return computed[-1] if computed else makers[-1] if makers else None
+
+    def _has_page(self, spec: RequestSpec, index: int) -> bool:
+        prompt, page = spec.prompt, self._page_size
+        if isinstance(prompt, TokenPrompt) and prompt.script is not None:
+            prompt = TokenPrompt(prompt.tokens + prompt.script[: spec.output_tokens])
+        keys = prompt.page_keys(page, self._seed)
+        return len(keys) > index and keys[index] == self._keys[index]
 
     def _earlier(self) -> list[RequestSpec]:
         return [spec for rid, spec in self._specs.items() if rid < self._spec.rid]

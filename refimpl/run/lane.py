@@ -16,7 +16,7 @@ from refimpl.run.cost import Cost
 from refimpl.run.faults import Faults
 from refimpl.run.store import SharedStore
 
-NEVER: Final = 1 << 62  # due time of an idle lane; 146 years in nanoseconds
+NEVER: Final = 1 << 64  # due time of an idle lane; later than any time a trace may name
 
 Job = TypeVar("Job", BackUp, Probe, Store)
 

@@ -98,12 +98,22 @@ class LaneExecutor:
         assert self._due >= now, "completions before now were not popped"
         self._now = now
         match command:
+            case BackUp():
+                self._enter(command.op)
+                self._down.submit(command, now)
+            case Store():
+                self._enter(command.op)
+                self._write.submit(command, now)
+            case Probe():
+                self._enter(command.op)
+                self._probe.submit(command, now)
+            case Fetch():
+                self._enter(command.op)
+                self._read.submit(command, now)
             case RunBatch():
                 self._device.submit(command, now)
             case CutBatch():
                 self._device.cut(now)
-            case BackUp() | Probe() | Fetch() | Store():
-                self._submit_op(command, now)
             case CancelFetch():
                 self._read.cancel(command.op, now)
             case OpenStorage() | CloseStorage():
@@ -114,18 +124,9 @@ class LaneExecutor:
                 raise AssertionError(f"lanes do not serve {command}")
         self._due = min([lane.due for lane in self._lanes])
 
-    def _submit_op(self, command: BackUp | Probe | Fetch | Store, now: int) -> None:
-        assert command.op not in self._open, f"op {command.op} is already open"
-        self._open.add(command.op)
-        match command:
-            case BackUp():
-                self._down.submit(command, now)
-            case Probe():
-                self._probe.submit(command, now)
-            case Fetch():
-                self._read.submit(command, now)
-            case Store():
-                self._write.submit(command, now)
+    def _enter(self, op: int) -> None:
+        assert op not in self._open, f"op {op} is already open"
+        self._open.add(op)
 
     def next_due(self) -> int | None:
         """When the next thing ends, in ns; None when nothing is in progress."""
@@ -143,10 +144,13 @@ class LaneExecutor:
         assert due >= self._now, f"time went back from {self._now} to {due}"
         self._now = due
         events: list[AnyEvent] = []
+        soonest = NEVER
         for lane in self._lanes:
             if lane.due == due:
                 events.extend([event for _, event in lane.finish()])
-        self._due = min([lane.due for lane in self._lanes])
+            if lane.due < soonest:
+                soonest = lane.due
+        self._due = soonest
         for event in events:
             if isinstance(event, _OP_ENDS):
                 assert event.op in self._open, f"op {event.op} completes without being open"

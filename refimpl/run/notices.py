@@ -11,6 +11,7 @@ from refimpl.config import CacheConfig
 from refimpl.run.cost import HOST_RESERVE_BYTES, Cost
 from refimpl.run.options import Options, option_names
 from refimpl.units import GB
+from refimpl.workload.request import Workload
 
 _DEFAULTS: Final = Options()
 
@@ -50,8 +51,11 @@ def without_l2(options: Options) -> list[str]:
     return [f"{', '.join(said)} without --enable-hierarchical-cache: there is no L2"]
 
 
-def lower_bound(block_size: int | None, page_size: int) -> list[str]:
-    """Traces that name blocks hide what prompts share inside one."""
+def lower_bound(workload: Workload, page_size: int) -> list[str]:
+    """Traces that name blocks hide what prompts share inside one, others hide all of it."""
+    block_size = workload.block_size
+    if workload.hides_sharing:
+        return ["this trace does not say what prompts share: no prompt can hit another's pages"]
     if block_size is None or page_size >= block_size:
         return []
     said = (

@@ -51,6 +51,7 @@ class Row:
     storage_tokens: int = 0
     output_tokens: int = 0
     recomputed_tokens: int = 0  # after a retraction
+    admitted: bool = False  # it got as far as hitting or computing something
     finish: str = ""
 
     @property
@@ -131,6 +132,7 @@ class Record:
         row.device_tokens = fact.device_tokens
         row.host_tokens = fact.host_tokens
         row.storage_tokens = fact.storage_tokens
+        row.admitted = True
 
     def _on_demoted(self, fact: Demoted, _: int) -> None:
         self.counts["demoted"] += fact.pages

@@ -3,7 +3,7 @@
 No engine, no timing, no output: a request takes slots for its new full pages only, and a prompt
 that is an exact multiple of the page touches its last page without counting it as a hit. With L1
 alone and LRU this is a page-granular LRU, leaf touched first, so every figure has an independent
-oracle. Must not know: time, hardware. Called by: world (``--cache-only``), bench.
+oracle. Must not know: time, hardware. Called by: setup (``--cache-only``), tests.
 """
 
 from __future__ import annotations
@@ -17,19 +17,29 @@ from refimpl.core.page import READY
 from refimpl.core.policy import is_worth_loading, prefetch_pages_min, usable_pages
 from refimpl.core.tree import Match
 from refimpl.keys import PageKey, namespace_seed
-from refimpl.messages import Admitted, BackUp, Inserted, LoadedBack, Prefetch, Step, Store
+from refimpl.messages import (
+    Admitted,
+    BackUp,
+    Inserted,
+    LoadedBack,
+    Prefetch,
+    Skipped,
+    Step,
+    Store,
+)
+from refimpl.run.store import SharedStore
 from refimpl.workload.request import RequestSpec
 
 
 class CacheReplay:
     """A cache that requests pass through, and the L3 behind it, if it has one."""
 
-    def __init__(self, config: CacheConfig, *, has_storage: bool) -> None:
+    def __init__(self, config: CacheConfig, storage: SharedStore | None = None) -> None:
         self._page_size = config.page_size
         self._out = Outbox()
-        self._storage: dict[PageKey, None] | None = {} if has_storage else None
+        self._storage = storage
         self.cache = HiCache(config, self._out)
-        self.cache.host.generation = int(has_storage)
+        self.cache.host.generation = int(storage is not None)
 
     def steps(self, requests: Iterable[RequestSpec]) -> Iterable[Step]:
         """Pass the requests through; one step each."""
@@ -50,10 +60,13 @@ class CacheReplay:
         device = min(match.l1, usable)
         load = min(match.pages, usable) - device
         if not is_worth_loading(load, cache.config):
+            if load:
+                self._out.facts.append(Skipped(spec.rid, "load_back", load, "below_threshold"))
             load = 0
         storage = max(device + load - max(in_l2, device), 0)
         cache.tree.touch(match, is_hit=True, priority=spec.priority)
-        self._bring_in(spec, keys, match, len(keys))
+        # A full match touches its last page too, and brings it back with the others.
+        self._bring_in(spec, keys, match, match.l2 if load else 0)
         self._out.facts.append(
             Admitted(
                 spec.rid,
@@ -71,9 +84,8 @@ class CacheReplay:
         """L3 -> L2 of the leading run that L3 holds, as far as L2 has room."""
         storage, cache = self._storage, self.cache
         assert storage is not None
-        first = last = match.pages
-        while last < usable and keys[last] in storage:
-            last += 1
+        first = match.pages
+        last = first + storage.leading_run(keys[first:usable])
         least = prefetch_pages_min(cache.config)
         if last - first < least:
             return match
@@ -89,17 +101,17 @@ class CacheReplay:
             cache.tree.unpin(anchor)
         return cache.tree.find(keys)
 
-    def _bring_in(self, spec: RequestSpec, keys: list[PageKey], match: Match, last: int) -> None:
-        """Load what is in L2 alone, then insert what is new, as far as L1 has room."""
+    def _bring_in(self, spec: RequestSpec, keys: list[PageKey], match: Match, load: int) -> None:
+        """Load ``load`` pages from L2, then insert the rest, as far as L1 has room."""
         cache = self.cache
         deepest = match.node.pages[match.taken - 1] if match.pages else None
         if deepest is not None:
             cache.tree.pin(deepest)
-        wanted = min(last - match.l1, cache.device.available)
+        wanted = min(len(keys) - match.l1, cache.device.available)
         while not cache.make_room(wanted):
             if not self._complete():
                 wanted = cache.device.pool.free
-        load = min(match.l2, wanted)
+        load = min(load, wanted)
         anchor = deepest
         if match.l1 + load < match.pages:
             anchor = cache.page_at(match, match.l1 + load - 1) if match.l1 + load else None
@@ -125,6 +137,6 @@ class CacheReplay:
                 if isinstance(command, BackUp):
                     self.cache.writer.backed_up(command.op, len(command.l1_slots))
                 elif isinstance(command, Store) and self._storage is not None:
-                    self._storage.update(dict.fromkeys(command.keys))
+                    self._storage.put(self._storage.missing(command.keys))
                     self.cache.writer.stored(command.op, len(command.keys))
         return did

@@ -21,7 +21,7 @@ def integers(record: Record) -> dict[str, Any]:
         "host": sum(row.host_tokens for row in rows),
         "storage": sum(row.storage_tokens for row in rows),
     }
-    admitted = [row for row in rows if row.first_token_ns >= 0 or row.hit_tokens or row.end_ns < 0]
+    admitted = [row for row in rows if row.admitted]
     counts = record.counts
     prompt_tokens = sum(row.prompt_tokens for row in rows)
     return {
@@ -29,7 +29,7 @@ def integers(record: Record) -> dict[str, Any]:
         "prompt_tokens": prompt_tokens,
         "output_tokens": sum(row.output_tokens for row in rows),
         "hit_tokens": hits,
-        "hit_rate_ppm": sum(hits.values()) * PER_MILLION // prompt_tokens if prompt_tokens else 0,
+        "hit_rate_ppm": _ppm(sum(hits.values()), prompt_tokens),
         "computed_tokens": sum(row.prompt_tokens - row.hit_tokens for row in admitted),
         "recomputed_tokens": sum(row.recomputed_tokens for row in rows),
         "ttft_ns": percentiles([row.ttft_ns for row in rows if row.first_token_ns >= 0]),
@@ -62,6 +62,17 @@ def integers(record: Record) -> dict[str, Any]:
     }
 
 
+def _ppm(part: int, whole: int) -> int:
+    """Parts per million, rounded to the nearest."""
+    return (part * PER_MILLION * 2 + whole) // (2 * whole) if whole else 0
+
+
+def failures(rows: list[Row]) -> dict[str, int]:
+    """How many requests ended with an error or an abort, by reason."""
+    reasons = sorted(row.finish for row in rows if row.finish not in ("", "length", "stop"))
+    return {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}
+
+
 def percentiles(values: list[int]) -> dict[str, int]:
     """Nearest-rank percentiles and the maximum of ``values``; zeros when there are none."""
     ordered = sorted(values)
@@ -70,10 +81,11 @@ def percentiles(values: list[int]) -> dict[str, int]:
 
 
 def by_turn(rows: list[Row]) -> list[tuple[int, int, dict[str, int], dict[str, int]]]:
-    """For each turn: requests, hit tokens by tier with the prompt tokens, TTFT percentiles in ns."""
+    """For each turn, of requests admitted: count, tokens by tier and in all, TTFT in ns."""
     turns: dict[int, list[Row]] = {}
     for row in rows:
-        turns.setdefault(row.turn, []).append(row)
+        if row.admitted:
+            turns.setdefault(row.turn, []).append(row)
     return [
         (
             turn,

@@ -95,7 +95,8 @@ class Simulation:
         options = self.options
         require(options.page_size >= 1, f"--page-size {options.page_size} must be at least 1 token")
         hardware, model = hardware_named(options.hardware), model_named(options.model)
-        storage = options.hicache_storage_backend or "memory"
+        given = options.hicache_storage_backend
+        storage = "memory" if given is None else given
         require_choice("--hicache-storage-backend", storage, STORAGE_BACKENDS)
         return Cost(hardware, model, options.tp_size, transfer, options.page_size, storage)
 
@@ -230,7 +231,7 @@ class Simulation:
 
     def _more_notices(self) -> list[str]:
         options = self.options
-        found = notices.lower_bound(self.workload.block_size, options.page_size)
+        found = notices.lower_bound(self.workload, options.page_size)
         if not options.cache_only:  # which knows no hardware
             share = _decimal("--mem-fraction-static", options.mem_fraction_static, 100)
             budget = self.cost.hardware.hbm_bytes * share // 100
@@ -274,15 +275,16 @@ class Simulation:
         listener: Listener | None = None,
     ) -> Outcome:
         """Run to the end; ``progress`` hears how many more requests are over."""
-        started = time.perf_counter_ns()
         with no_cycle_collection():
+            started = time.perf_counter_ns()
             if self.options.cache_only:
                 record = self._replay(progress, listener)
             else:
                 world = self.world()
                 world.record.listener = listener
                 record = world.run(self.workload, progress)
-        return Outcome(record, time.perf_counter_ns() - started)
+            # Before the collector wakes: what it then does is no part of the run.
+            return Outcome(record, time.perf_counter_ns() - started)
 
     def world(self) -> World:
         """A fresh world of this configuration."""
@@ -298,7 +300,8 @@ class Simulation:
         record = Record()
         record.listener = listener
         requests = self.workload.requests
-        replay = CacheReplay(self.engine.cache, has_storage=bool(self.engine.storage_backend))
+        store = SharedStore(self._store_pages) if self.engine.storage_backend else None
+        replay = CacheReplay(self.engine.cache, store)
         for spec, step in zip(requests, replay.steps(requests), strict=True):
             record.submitted(spec, 0, 0)
             record.take(step, 0, 0)

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 
 from refimpl.run.record import Row
-from refimpl.run.report import by_turn
+from refimpl.run.report import by_turn, failures
 from refimpl.run.tier_sets import TierSet
 from refimpl.units import NS_PER_MS, PER_MILLION
 
@@ -45,8 +45,18 @@ def progress_bar(total: int) -> Iterator[Callable[[int], None] | None]:
 
 
 def milliseconds(ns: int) -> str:
-    """A time for reading."""
-    return f"{ns / NS_PER_MS:,.1f} ms"
+    """A time for reading, in ms; what never came has none, and is 0 here."""
+    return f"{ns / NS_PER_MS:,.1f}" if ns else "-"
+
+
+def failed_words(rows: list[Row]) -> str:
+    """How many requests failed and why, in a line; empty when none did."""
+    found = failures(rows)
+    if not found:
+        return ""
+    shown = [f"{reason.removeprefix('error: ')} ({count})" for reason, count in found.items()]
+    more = f"; {len(shown) - 3} other reasons" if len(shown) > 3 else ""
+    return f"{sum(found.values()):,} of {len(rows):,} requests failed: {'; '.join(shown[:3])}{more}"
 
 
 def percent(part: int, whole: int) -> str:
@@ -56,9 +66,16 @@ def percent(part: int, whole: int) -> str:
 
 def grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A table: names left, figures right."""
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+    table = Table(
+        title=title,
+        box=SIMPLE_HEAD,
+        title_justify="left",
+        title_style="bold",
+        padding=(0, 1, 0, 0),  # tight: the widest table has to fit into 80 columns
+        pad_edge=False,
+    )
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index > 0)
     for row in rows:
         table.add_row(*row)
     return table
@@ -81,8 +98,10 @@ def show_report(console: Console, figures: dict[str, Any], rows: list[Row]) -> N
     )
     if figures["virtual_ns"]:
         ttft = figures["ttft_ns"]
-        console.print(grid("TTFT", tuple(ttft), [[milliseconds(ttft[name]) for name in ttft]]))
-    console.print(grid("Pages", ("what", "pages"), _page_rows(figures)))
+        console.print(grid("TTFT, ms", tuple(ttft), [[milliseconds(ttft[name]) for name in ttft]]))
+    console.print(grid("Pages moved, then requests", ("what", "count"), _page_rows(figures)))
+    if failed := failed_words(rows):
+        console.print(failed, style="bold red", highlight=False)
     turns = by_turn(rows)
     if 1 < len(turns) <= _TURNS_MAX:
         console.print(_turn_table(turns))
@@ -119,7 +138,7 @@ def _turn_table(
 ) -> Table:
     return grid(
         title,
-        ("turn", "requests", "device", "host", "storage", "computed", "p50 TTFT", "p99 TTFT"),
+        ("turn", "requests", "device", "host", "storage", "computed", "p50, ms", "p99, ms"),
         [
             (
                 str(turn + 1),
@@ -162,13 +181,16 @@ def show_tier_sets(console: Console, done: list[TierSet]) -> None:
                 "from L2",
                 "from L3",
                 "computed",
-                "hit rate",
-                "p50 TTFT",
-                "p99 TTFT",
+                "hit, %",
+                "TTFT p50",
+                "p99, ms",
             ),
             [_tier_set_row(each.name, each.figures) for each in done],
         )
     )
+    for each in done:
+        if failed := failed_words(each.rows):
+            console.print(f"{each.name}: {failed}", style="bold red", highlight=False)
     turns = by_turn(done[-1].rows)
     if 1 < len(turns) <= _TURNS_MAX:
         console.print(_turn_table(turns, f"By turn, {done[-1].name}"))
@@ -180,7 +202,7 @@ def _tier_set_row(name: str, figures: dict[str, Any]) -> list[str]:
         name,
         *(f"{hits[tier]:,}" for tier in ("device", "host", "storage")),
         f"{figures['computed_tokens']:,}",
-        f"{100 * figures['hit_rate_ppm'] / PER_MILLION:.1f} %",
+        f"{100 * figures['hit_rate_ppm'] / PER_MILLION:.1f}",
         milliseconds(ttft["p50"]),
         milliseconds(ttft["p99"]),
     ]

@@ -29,7 +29,7 @@ def frame(rows: list[Row]) -> polars.DataFrame:
 
     Times that never came are null.
     """
-    types = {"finish": polars.String}
+    types = {"finish": polars.String, "admitted": polars.Boolean}
     names = [entry.name for entry in fields(Row)]
     schema = {name: types.get(name, polars.Int64) for name in names}
     table = polars.DataFrame([asdict(row) for row in rows], schema=schema)
@@ -54,5 +54,5 @@ def write_rows(rows: list[Row], path: Path) -> None:
                     table.write_csv(file)
                 case _:
                     table.write_ndjson(file)
-    except OSError as error:
+    except (OSError, polars.exceptions.PolarsError) as error:
         raise ConfigError(f"--output {path} can't be written: {error}") from None

@@ -93,7 +93,7 @@ class World:
         """Send the workload and run until nothing is left to do; ``progress`` hears of each end."""
         arrivals = Arrivals(workload)
         dues = [instance.next_time() for instance in self.instances]
-        while (at := _earliest([arrivals.next_time(), self._injected_next(), *dues])) is not None:
+        while (at := self._earliest(arrivals, dues)) is not None:
             self.now = max(self.now, at)
             for spec in arrivals.due(self.now):
                 self._send(spec)
@@ -108,8 +108,15 @@ class World:
         assert arrivals.is_empty and not self._placed, "the world stands still with work left"
         return self.record
 
-    def _injected_next(self) -> int | None:
-        return self._injected[0][0] if self._injected else None
+    def _earliest(self, arrivals: Arrivals, dues: Sequence[int | None]) -> int | None:
+        """When something happens next, anywhere."""
+        first = arrivals.next_time()
+        if self._injected and (first is None or self._injected[0][0] < first):
+            first = self._injected[0][0]
+        for at in dues:
+            if at is not None and (first is None or at < first):
+                first = at
+        return first
 
     def _turn(
         self,
@@ -152,11 +159,3 @@ class World:
             return []
         seed = namespace_seed(spec.extra_key, spec.cache_salt, spec.lora_id)
         return spec.prompt.page_keys(self._page_size, seed)
-
-
-def _earliest(times: Sequence[int | None]) -> int | None:
-    first = None
-    for at in times:
-        if at is not None and (first is None or at < first):
-            first = at
-    return first

@@ -36,4 +36,5 @@ class Workload:
     name: str
     requests: list[RequestSpec]
     parallel_max: int | None = None
-    block_size: int | None = None  # of a trace that names blocks; None where tokens are known
+    block_size: int | None = None  # of a trace that names blocks
+    hides_sharing: bool = False  # a trace that does not say what its prompts have in common

@@ -21,7 +21,13 @@ from refimpl.workload.trace_blocks import (
     mooncake_requests,
     mooncake_row,
 )
-from refimpl.workload.trace_lines import LineError, TraceError, TraceRow, numbered_lines
+from refimpl.workload.trace_lines import (
+    TIME_MAX_NS,
+    LineError,
+    TraceError,
+    TraceRow,
+    numbered_lines,
+)
 from refimpl.workload.trace_tables import (
     RowParser,
     azure_parser,
@@ -54,9 +60,10 @@ def read_trace(path: Path, trace_format: str, limit: int | None = None) -> Workl
     """The requests of the trace at ``path``, plain or gzipped, at most the first ``limit`` lines.
 
     They are sent at their timestamps, in ns from the earliest; lines out of order are sorted, ties
-    keep the order of the file. ``block_size`` of the result is in tokens: below it, and for any
-    page size where the trace names no blocks, hits are a lower bound. Raises ConfigError for an
-    unknown format or a limit below 1, and TraceError, ``FILE:LINE: reason``, for a malformed line,
+    keep the order of the file. ``block_size`` of the result is in tokens: with pages below it hits
+    are a lower bound; where the trace names no blocks, ``hides_sharing`` is set and there are none.
+    Raises ConfigError for an unknown format or a limit below 1, and TraceError,
+    ``FILE:LINE: reason``, for a malformed line,
     a file without requests or one that can't be read.
     """
     require_choice("trace format", trace_format, tuple(TRACE_FORMATS))
@@ -66,8 +73,10 @@ def read_trace(path: Path, trace_format: str, limit: int | None = None) -> Workl
     if not rows:
         raise TraceError(path, 0, "holds no request")
     rows.sort(key=lambda row: row.at_ns)
-    longest = max(row.input_length for row in rows)
-    return Workload(path.name, reader.requests(rows), block_size=reader.block_size or longest)
+    if rows[-1].at_ns - rows[0].at_ns > TIME_MAX_NS:
+        raise TraceError(path, 0, "spans more than 146 years; mend its timestamps")
+    block = reader.block_size
+    return Workload(path.name, reader.requests(rows), block_size=block, hides_sharing=block is None)
 
 
 def _rows(path: Path, reader: TraceFormat) -> Iterator[TraceRow]:

@@ -16,7 +16,7 @@ from refimpl.config import ConfigError
 from refimpl.units import scaled_decimal
 
 TOKENS_MAX: Final = 1 << 31  # of one prompt or output
-TIME_MAX_NS: Final = (1 << 63) - 1
+TIME_MAX_NS: Final = (1 << 62) - 1  # 146 years
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 

@@ -232,17 +232,6 @@ def test_a_model_that_does_not_fit_says_what_to_raise() -> None:
         cost_of(model="llama-3.1-70b").l1_tokens_default(90)
 
 
-def test_l2_is_a_ratio_of_l1_unless_a_size_is_given() -> None:
-    cost = cost_of()
-    assert cost.l2_pages(64_000, ratio_percent=200) == 2000
-    assert cost.l2_pages(64_000, ratio_percent=200, size_bytes=30 * GB) == 30 * GB // 131_072 // 64
-
-
-def test_a_host_tier_beyond_the_host_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lower --hicache-ratio"):
-        cost_of().l2_pages(64_000, ratio_percent=200, size_bytes=400 * GB)
-
-
 @pytest.mark.parametrize("argument", ["hardware", "model", "storage"])
 def test_an_unknown_name_lists_the_choices(argument: str) -> None:
     known = {"hardware": list(HARDWARE), "model": list(MODELS), "storage": list(STORAGES)}[argument]
