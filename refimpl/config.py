@@ -112,7 +112,7 @@ class EngineConfig:
     """One serving instance: its cache and the limits of its scheduler."""
 
     cache: CacheConfig = field(default_factory=CacheConfig)
-    storage_attached: bool = False  # L3 is on from the start
+    storage_backend: str = ""  # L3 from the start; empty: none
     reuse: bool = True  # False: --disable-radix-cache, nothing is kept for a later request
     chunked_prefill_tokens: int = 8192  # prefill tokens in one batch
     running_max: int = 256  # requests decoding at once
@@ -130,7 +130,7 @@ class EngineConfig:
         require(self.queued_max >= 1, "--max-queued-requests must be at least 1")
         require(self.decode_reserve_tokens >= 0, "the decode reserve must not be negative")
         require(
-            self.cache.has_l2 or not self.storage_attached,
+            self.cache.has_l2 or not self.storage_backend,
             "--hicache-storage-backend needs --enable-hierarchical-cache: L3 is read through L2",
         )
 

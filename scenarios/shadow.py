@@ -269,7 +269,7 @@ class Shadow:
             self.library.stored.add(key)
 
     def _open(self, op: int, copy: Copy) -> None:
-        taken = {slot for other in self._ops.values() for slot in other.targets}
+        taken = {slot for other in self._ops.values() for slot in other.targets[other.done :]}
         assert not taken & set(copy.targets), "two copies write one slot"
         self._void(self.l2, copy.targets)
         self._ops[op] = copy

@@ -96,7 +96,7 @@ def config_of(text: str) -> EngineConfig:
     )
     config = EngineConfig(
         cache,
-        storage_attached=given.pop("storage", "off") == "on",
+        storage_backend="memory" if given.pop("storage", "off") == "on" else "",
         reuse=given.pop("reuse", "on") == "on",
         chunked_prefill_tokens=number("chunk", 8192),
         running_max=number("running", 256),

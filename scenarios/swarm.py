@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
+from unittest import mock
 
 from refimpl.cluster.router import Router
 from refimpl.config import EngineConfig
@@ -27,6 +28,7 @@ from refimpl.messages import (
     Step,
     Tick,
 )
+from refimpl.run import storage_lanes
 from refimpl.run.cost import Cost
 from refimpl.run.hardware import hardware_named, model_named
 from refimpl.run.lanes import LaneExecutor
@@ -199,8 +201,15 @@ class Swarm:
             assert row.finish != "length" or row.arrival_ns <= row.first_token_ns <= row.end_ns
             reason = row.finish.partition(":")[0]
             assert reason in ("length", "abort", "error"), row.finish
+            assert "L1" not in row.finish or not self._fits(spec), row.finish
         for key in self.store._keys:
             assert self.library.named[key] in self.library.computed, "L3 holds what nobody computed"
+
+    def _fits(self, spec: RequestSpec) -> bool:
+        """Alone in L1 it would reach its end; the KV of its last token is never computed."""
+        cache = self.plan.engine.cache
+        tokens = spec.prompt.length + max(spec.output_tokens - 1, 0)
+        return cache.l1_pages is None or tokens <= cache.l1_pages * cache.page_size
 
 
 def run_seed(seed: int) -> Outcome:
@@ -208,7 +217,9 @@ def run_seed(seed: int) -> Outcome:
     plan = plan_of(seed)
     swarm = Swarm(plan)
     try:
-        return swarm.run()
+        # Prompts are short here, so calls are too: else no read would ever take more than one.
+        with mock.patch.object(storage_lanes, "STORAGE_BATCH_PAGES", plan.call_pages):
+            return swarm.run()
     except Exception as error:
         raise AssertionError(
             f"swarm seed {seed} after {swarm.world.now} ns: {type(error).__name__}: {error}\n"

@@ -49,6 +49,7 @@ class Plan:
     transfer: Transfer
     storage: str
     store_pages: int | None
+    call_pages: int  # pages of one storage call
     faults: Faults
     aborts: int  # chance per million of a turn to be followed by one, soon
     changes: int  # the same of an attach, a detach or a flush
@@ -89,6 +90,7 @@ def plan_of(seed: int) -> Plan:
         model=pick(random, tuple(MODELS)),
         transfer=_transfer(random, storage),
         storage=storage,
+        call_pages=pick(random, (1, 2, 5, 128)),
         store_pages=pick(random, (None, None, None, random.between(1, 60))),
         faults=_faults(source.fork(5)),
         aborts=pick(random, (0, 0, 20_000, 100_000)),
@@ -124,7 +126,7 @@ def _engine(random: Random, page_size: int, specs: list[RequestSpec]) -> EngineC
     )
     return EngineConfig(
         cache=cache,
-        storage_attached=cache.has_l2 and random.below(6) > 0,
+        storage_backend="memory" if cache.has_l2 and random.below(6) > 0 else "",
         reuse=random.below(20) > 0,
         chunked_prefill_tokens=page_size * pick(random, (1, 2, 4, 8, 1000)),
         running_max=pick(random, (1, 2, 4, 256)),
@@ -146,17 +148,17 @@ def _deepened(random: Random, engine: EngineConfig, specs: list[RequestSpec]) ->
         prefetch=replace(engine.cache.prefetch, threshold_tokens=1, capacity_percent=100),
         store_percent=pick(random, (50, 100)),
     )
-    return replace(engine, cache=cache, storage_attached=True, reuse=True)
+    return replace(engine, cache=cache, storage_backend="memory", reuse=True)
 
 
 def _prefetch(random: Random) -> PrefetchConfig:
-    times = (0, NS_PER_US, 100 * NS_PER_US, 2 * NS_PER_MS, 2 * NS_PER_S)
+    times = (0, *[ms * NS_PER_MS for ms in (1, 20, 20, 200, 2000)])
     return PrefetchConfig(
         policy=pick(random, PREFETCH_POLICIES),
         threshold_tokens=pick(random, (1, 1, 1, 4, 16, 64)),
         timeout_base_ns=pick(random, times),
         timeout_per_ki_token_ns=pick(random, times),
-        timeout_max_ns=pick(random, (*times[1:], 30 * NS_PER_S)),
+        timeout_max_ns=pick(random, (20 * NS_PER_MS, 200 * NS_PER_MS, 30 * NS_PER_S)),
         capacity_percent=pick(random, (1, 10, 50, 100)),
     )
 
@@ -172,7 +174,10 @@ def _faults(random: Random) -> Faults:
     chances = {kind: pick(random, (0, 0, 0, 20_000, 100_000, 400_000)) for kind in KINDS}
     if random.below(4) == 0:
         chances = dict.fromkeys(KINDS, 0)
-    delay_ns = pick(random, (NS_PER_US, NS_PER_MS, 50 * NS_PER_MS, 3 * NS_PER_S))
+    chances["delay"] = pick(random, (0, 200_000, 400_000, 900_000))
+    delay_ns = pick(
+        random, (NS_PER_US, 20 * NS_PER_MS, 50 * NS_PER_MS, 300 * NS_PER_MS, 3 * NS_PER_S)
+    )
     return Faults(chances, delay_ns, random.bits64())
 
 

@@ -29,7 +29,7 @@ from refimpl.config import (
     EvictionConfig,
     PrefetchConfig,
 )
-from refimpl.keys import PageKey, TokenPrompt
+from refimpl.keys import PageKey, TokenPrompt, namespace_seed, page_keys
 from refimpl.messages import (
     Abort,
     Admitted,
@@ -81,7 +81,7 @@ def engines(draw: st.DrawFn) -> EngineConfig:
     has_l2 = draw(st.integers(0, 9)) > 0
     return EngineConfig(
         cache if has_l2 else replace(cache, l2_pages=0),
-        storage_attached=has_l2 and draw(st.booleans()),
+        storage_backend="memory" if has_l2 and draw(st.booleans()) else "",
         reuse=draw(st.integers(0, 19)) > 0,
         chunked_prefill_tokens=cache.page_size * draw(st.sampled_from([1, 2, 4, 100])),
         running_max=draw(st.integers(1, 4)),
@@ -152,6 +152,7 @@ class CacheMachine(RuleBasedStateMachine):
     def flush(self) -> None:
         self.note(self.table.tell(Flush()))
 
+    @precondition(lambda self: self.rids % 4 == 0)  # or little else would ever be under way
     @rule(
         prefetch=st.none() | st.sampled_from(PREFETCH_POLICIES),
         write=st.none() | st.sampled_from(WRITE_POLICIES),
@@ -160,9 +161,16 @@ class CacheMachine(RuleBasedStateMachine):
     def attach(self, prefetch: str | None, write: str | None, drain: str) -> None:
         self.note(self.table.tell(AttachStorage("file", prefetch, write, drain)))
 
-    @rule(drain=st.sampled_from(["none", "none", "queue", "refuse"]))
+    @precondition(lambda self: self.rids % 4 == 3)
+    @rule(drain=st.sampled_from(["none", "queue", "refuse"]))
     def detach(self, drain: str) -> None:
         self.note(self.table.tell(DetachStorage(drain)))
+
+    @rule(prompt=prompts, space=spaces)
+    def another_instance_stores(self, prompt: str, space: tuple[str | None, ...]) -> None:
+        size = self.table.page_size
+        for key in page_keys(tokens_of(prompt), size, namespace_seed(*space)):
+            self.table.storage[key] = self.computed[key] = None
 
     @precondition(lambda self: self.table.storage)
     @rule(at=st.integers(0, 20))

@@ -45,7 +45,7 @@ def test_a_world_survives_what_a_seed_does_to_it(seeds: range) -> None:
 
 def test_the_swarm_goes_where_things_can_go_wrong() -> None:
     """Seeds that never retract, time out or lose a page would prove little."""
-    seen = [run_seed(seed) for seed in range(30)]
+    seen = [run_seed(seed) for seed in range(60)]
     reached = {name for outcome in seen for name, count in outcome.counts.items() if count}
     assert {"Retracted", "LoadedBack", "Demoted", "Evicted", "Dropped", "Readmitted"} <= reached
     assert {"joined", "started", "landed", "completed", "stopped", "timed_out"} <= reached

@@ -199,7 +199,11 @@ def _node(stage: Stage, node: Node, depth: int, text: str) -> Iterator[str]:
             runs.append((tiers, []))
         runs[-1][1].append(page)
     parts = [f"{stage.labels.names(p.key for p in pages)} {tiers}" for tiers, pages in runs]
-    notes = " locked" * bool(node.locks) + f" hits={node.hits}" * (text == "hits")
+    notes = (
+        " locked" * bool(node.locks)
+        + " L2 locked" * bool(node.l2_locks)
+        + f" hits={node.hits}" * (text == "hits")
+    )
     yield "  " * depth + ", ".join(parts) + notes
     for kid in node.children.values():
         yield from _node(stage, kid, depth + 1, text)

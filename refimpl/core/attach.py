@@ -43,17 +43,15 @@ class Attachment:
 
     __slots__ = ("_cache", "_generations", "_out", "_prefetcher", "backend", "change", "state")
 
-    def __init__(
-        self, cache: HiCache, prefetcher: Prefetcher, out: Outbox, *, attached: bool
-    ) -> None:
+    def __init__(self, cache: HiCache, prefetcher: Prefetcher, out: Outbox, backend: str) -> None:
         self._cache = cache
         self._prefetcher = prefetcher
         self._out = out
         self._generations = 0
-        self.backend = ""
+        self.backend = backend  # the one that is attached, or was last
         self.state = DETACHED
         self.change: Change | None = None  # waits for idleness, or is being carried out
-        if attached:
+        if backend:
             self._enter_attached()
 
     @property
@@ -142,6 +140,7 @@ class Attachment:
 
     def _enter_attached(self) -> None:
         self._generations += 1
+        self._prefetcher.forget_suspects()
         self.state = ATTACHED
         self._cache.host.generation = self._generations
         self._note()

@@ -75,9 +75,12 @@ class HiCache:
             tail = self.device.unwritten_tail(node, short)
             written = self.writer.write_back(tail)
             coming += written
-            if not written:  # L2 can't take them: they go, with what hangs below them
-                self.host.drop_below(node)
-                self.device.drop_tail(node, len(tail))
+            if written:
+                continue
+            if node.l2_locks:  # what hangs below is being stored: room comes when that is done
+                break
+            self.host.drop_below(node)  # L2 can't take them: they go, with what hangs below
+            self.device.drop_tail(node, len(tail))
         return pool.free >= wanted
 
     # ---- copies in ------------------------------------------------------------------------------
@@ -198,7 +201,7 @@ class HiCache:
 
     def flush(self) -> None:
         """Forget everything in L1 and L2; nothing may be locked or in flight."""
-        assert not len(self.ops) and not self.tree.root.locks
+        assert not len(self.ops) and not self.tree.root.locks and not self.tree.root.l2_locks
         self.host.clear()
         self.device.clear()
         assert not self.tree.root.children

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 from refimpl.core.cache import HiCache
 from refimpl.core.engine import Engine
+from refimpl.core.evict import is_l1_leaf, is_l2_leaf
+from refimpl.core.ops import STORE
 from refimpl.core.page import ABSENT, FILLING, READY, Node, Page
 from refimpl.core.prefetch import FetchOp
 from refimpl.core.scheduler import Scheduler
@@ -22,18 +24,19 @@ def check_engine(engine: Engine) -> None:
     owned = [slot for request in requests for slot in request.slots]
     check_cache(engine.cache, owned)
     pins: dict[Page, int] = {}
+    l2_pins: dict[Page, int] = {}
     for request in requests:
         if request.anchor is not None:
             pins[request.anchor] = pins.get(request.anchor, 0) + 1
-        for op_id in request.fetches:
-            op = engine.cache.ops.get(op_id)
-            assert isinstance(op, FetchOp) and request.rid in op.waiters, "a waiter is not known"
+    _check_waiters(engine)
     for op in engine.cache.ops.all():
         if op.anchor is not None:
-            pins[op.anchor] = pins.get(op.anchor, 0) + 1
+            kept = l2_pins if op.kind == STORE else pins
+            kept[op.anchor] = kept.get(op.anchor, 0) + 1
     for node in walk(engine.cache):
         for page in node.pages:
             assert page.pins == pins.get(page, 0), f"{page.pins} pins, {pins.get(page, 0)} holders"
+            assert page.l2_pins == l2_pins.get(page, 0), "pins on an L2 copy and stores differ"
     _check_seats(engine.scheduler)
 
 
@@ -42,7 +45,7 @@ def check_quiescent(engine: Engine) -> None:
     assert engine.idle, engine.busy
     check_engine(engine)
     tree = engine.cache.tree
-    assert not tree.root.locks and not tree.l1_protected
+    assert not tree.root.locks and not tree.root.l2_locks and not tree.l1_protected
     assert engine.cache.device.pool.used == tree.l1_resident
     assert engine.cache.host.pool.used == tree.l2_resident
 
@@ -110,14 +113,15 @@ def _check_node(node: Node) -> None:
     assert node.l2_kids == sum(kid.l2_count > 0 or kid.l2_kids > 0 for kid in kids)
     locks = sum(page.pins for page in node.pages) + sum(kid.locks for kid in kids)
     assert node.locks == locks, f"{node.locks} locks, {locks} pins at or below"
+    l2_locks = sum(page.l2_pins for page in node.pages) + sum(kid.l2_locks for kid in kids)
+    assert node.l2_locks == l2_locks, f"{node.l2_locks} L2 locks, {l2_locks} pins at or below"
     _check_queued(node)
 
 
 def _check_queued(node: Node) -> None:
     """Whoever could give up a copy has an entry in the queue, else it is never asked."""
-    if not node.locks:
-        assert node.queued_l1 or not node.l1_end or node.l1_kids, "an L1 leaf is not queued"
-        assert node.queued_l2 or not node.l2_count or node.l2_kids, "an L2 leaf is not queued"
+    assert node.queued_l1 or not is_l1_leaf(node), "an L1 leaf is not queued"
+    assert node.queued_l2 or not is_l2_leaf(node), "an L2 leaf is not queued"
 
 
 def _check_offered(cache: HiCache, node: Node) -> None:
@@ -125,6 +129,18 @@ def _check_offered(cache: HiCache, node: Node) -> None:
     if generation and node.stored == generation:
         offered = [page.offered == generation for page in node.pages]
         assert all(offered[: node.stored_end]), "counted as offered to L3, but was not"
+
+
+def _check_waiters(engine: Engine) -> None:
+    """Requests and the L3 reads they wait for name each other."""
+    waiting = {(request.rid, op_id) for request in engine.requests() for op_id in request.fetches}
+    waited_for = {
+        (rid, op.id)
+        for op in engine.cache.ops.all()
+        if isinstance(op, FetchOp)
+        for rid in op.waiters
+    }
+    assert waiting == waited_for, "an L3 read and who waits for it do not agree"
 
 
 def _check_seats(scheduler: Scheduler) -> None:

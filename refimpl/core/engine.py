@@ -65,7 +65,7 @@ class Engine:
         self._prefetcher = Prefetcher(self.cache, config.cache.prefetch, self._out)
         self.scheduler = Scheduler(config, self.cache, self._prefetcher, self._out)
         self._attachment = Attachment(
-            self.cache, self._prefetcher, self._out, attached=config.storage_attached
+            self.cache, self._prefetcher, self._out, config.storage_backend
         )
         self._requests: dict[int, Request] = {}  # not over
         self._held: list[Submit] = []  # came while a drain held new requests back

@@ -48,6 +48,16 @@ def _tail_order(margin_tokens: int, page_size: int) -> Order:
     return order
 
 
+def is_l1_leaf(node: Node) -> bool:
+    """Can ``node`` give up L1 copies: it has some, none below it, and nothing keeps them?"""
+    return node.l1_end > 0 and node.l1_kids == 0 and node.locks == 0
+
+
+def is_l2_leaf(node: Node) -> bool:
+    """Can ``node`` give up L2 copies?"""
+    return node.l2_count > 0 and node.l2_kids == 0 and not (node.locks or node.l2_locks)
+
+
 class EvictionQueue:
     """Candidates of one tier, lowest rank first.
 
@@ -100,8 +110,4 @@ class EvictionQueue:
             node.queued_l2 = False
 
     def _is_candidate(self, node: Node) -> bool:
-        if node.locks:
-            return False
-        if self._is_device:
-            return node.l1_end > 0 and node.l1_kids == 0
-        return node.l2_count > 0 and node.l2_kids == 0
+        return is_l1_leaf(node) if self._is_device else is_l2_leaf(node)

@@ -32,7 +32,10 @@ class Op:
 
 
 class OpTable:
-    """All open ops. Opening pins the anchor, finishing unpins it; nothing else does."""
+    """All open ops. Opening pins the anchor, finishing unpins it; nothing else does.
+
+    A write to L3 pins L2 copies alone: a slow store must not keep L1 full.
+    """
 
     __slots__ = ("_ids", "_ops", "_tree")
 
@@ -50,7 +53,9 @@ class OpTable:
         """Enter an op and pin its anchor."""
         assert op.id not in self._ops
         self._ops[op.id] = op
-        if op.anchor is not None:
+        if op.anchor is not None and op.kind == STORE:
+            self._tree.pin_l2(op.anchor)
+        elif op.anchor is not None:
             self._tree.pin(op.anchor)
 
     def get(self, op_id: int) -> Op:
@@ -60,7 +65,9 @@ class OpTable:
     def finish(self, op: Op) -> None:
         """The one way an op ends."""
         del self._ops[op.id]
-        if op.anchor is not None:
+        if op.anchor is not None and op.kind == STORE:
+            self._tree.unpin_l2(op.anchor)
+        elif op.anchor is not None:
             self._tree.unpin(op.anchor)
 
     def all(self) -> list[Op]:

@@ -31,6 +31,7 @@ class Page:
         "key",
         "l1_slot",
         "l1_state",
+        "l2_pins",
         "l2_slot",
         "l2_state",
         "node",
@@ -46,7 +47,7 @@ class Page:
         self.depth = depth  # pages before it in its sequence
         self.l1_slot = l1_slot
         self.l1_state = l1_state
-        self.l2_slot = self.l2_state = self.pins = 0
+        self.l2_slot = self.l2_state = self.pins = self.l2_pins = 0
         self.offered = 0  # attach generation in which it was given to L3; 0: in none
 
 
@@ -68,6 +69,7 @@ class Node:
         "l1_kids",
         "l2_count",
         "l2_kids",
+        "l2_locks",
         "locks",
         "pages",
         "parent",
@@ -91,7 +93,8 @@ class Node:
         self.l2_count = 0  # pages with an L2 copy, READY or FILLING
         self.l1_kids = 0  # children with an L1 copy
         self.l2_kids = 0  # children with an L2 copy in them or below
-        self.locks = 0  # pins on pages here and below
+        self.locks = 0  # pins on pages here and below: both copies stay
+        self.l2_locks = 0  # pins on L2 copies here and below: L1 may go
         self.hits = 1
         self.touched = self.created = tick
         self.priority = 0

@@ -80,7 +80,9 @@ class Prefetcher:
         last = self._before_suspect(request.keys, have, usable, now)
         while have < last:
             op = self._fetches.get(request.keys[have])
-            if op is None or op.cancelled:
+            if (
+                op is None or op.cancelled or op.entered
+            ):  # what entered and left comes no second time
                 break
             shared = _common_end(op.keys, request.keys, last)
             self._join(op, request, now, shared)
@@ -227,25 +229,33 @@ class Prefetcher:
         """The device may take ``request``: does it wait on? If not, what landed is in the tree."""
         if not request.fetches:
             return False
-        for op_id in request.fetches:
-            if self._keeps_waiting(self._get(op_id), request.rid, now):
-                return True
-        for op_id in request.fetches:
-            self._enter(self._get(op_id))
+        ops = [self._get(op_id) for op_id in request.fetches]
+        if any(self._keeps_waiting(op, request.rid, now) for op in ops):
+            return True
+        if self._config.policy == "timeout":
+            self.leave(request, now=now)
+        for op in ops:
+            self._enter(op)
         return False
 
-    def admitted(self, request: Request) -> None:
+    def admitted(self, request: Request, now: int) -> None:
         """``request`` runs, so it waits no longer."""
-        self.leave(request, timed_out=self._config.policy == "timeout")
+        self.leave(request, now=now)
 
     def _keeps_waiting(self, op: FetchOp, rid: int, now: int) -> bool:
+        _, last = op.waiters[rid]
+        if op.slots and op.first + op.landed >= min(last, op.first + len(op.slots)):
+            return False  # its own part of the read is there
         match self._config.policy:
             case "best_effort":
                 return False
             case "wait_complete":
                 return True
             case _:
-                return now < self._deadline(op, rid)
+                return not self._is_late(op, rid, now)
+
+    def _is_late(self, op: FetchOp, rid: int, now: int) -> bool:
+        return self._config.policy == "timeout" and now >= self._deadline(op, rid)
 
     def _deadline(self, op: FetchOp, rid: int) -> int:
         tokens = len(op.slots) * self._cache.config.page_size
@@ -258,20 +268,27 @@ class Prefetcher:
         deadlines = (self._deadline(op, rid) for op in self._open_ops() for rid in op.waiters)
         return min((at for at in deadlines if at > now), default=None)
 
-    def leave(self, request: Request, *, timed_out: bool = False) -> None:
-        """``request`` waits no longer. What has landed enters the tree; the last one out cancels."""
+    def leave(self, request: Request, now: int | None = None) -> None:
+        """``request`` waits no longer. What has landed enters the tree; the last one out cancels.
+
+        With ``now`` given, reads that are past its deadline are noted as timed out.
+        """
         for op_id in request.fetches:
             op = self._get(op_id)
             self._enter(op)
-            del op.waiters[request.rid]
-            if timed_out:
+            if now is not None and self._is_late(op, request.rid, now):
                 self._note(request.rid, "timed_out", op.landed)
+            del op.waiters[request.rid]
             if not op.waiters and not op.cancelled:
                 op.cancelled = True
                 if op.slots:
                     self._out.commands.append(CancelFetch(op.id))
         request.fetches.clear()
         self._waiting.pop(request.rid, None)
+
+    def forget_suspects(self) -> None:
+        """Another store is attached: what was missing in the last one says nothing."""
+        self._suspects.clear()
 
     # ---- the table ------------------------------------------------------------------------------
 

@@ -90,7 +90,8 @@ class DeviceTier:
 
     def clear(self) -> None:
         """Forget every page; none is locked or in L2."""
-        self._out.facts.append(Evicted("device", self._tree.l1_resident, "flush"))
+        if self._tree.l1_resident:
+            self._out.facts.append(Evicted("device", self._tree.l1_resident, "flush"))
         while (node := self._tree.l1_queue.peek()) is not None:
             self._forget_tail(node, node.l1_end)
 
@@ -148,10 +149,18 @@ class HostTier:
 
     def clear(self) -> None:
         """Give up every copy; none is locked."""
-        self._out.facts.append(Evicted("host", self._tree.l2_resident, "flush"))
+        deleted = dropped = 0
         while (node := self._tree.l2_queue.peek()) is not None:
             first, last, is_gone = self._last_run(node, len(node.pages))
             self._release(node, first, last, is_gone=is_gone)
+            if is_gone:
+                deleted += last - first
+            else:
+                dropped += last - first
+        if deleted:
+            self._out.facts.append(Evicted("host", deleted, "flush"))
+        if dropped:
+            self._out.facts.append(Dropped(dropped))
 
     def _last_run(self, node: Node, short: int) -> tuple[int, int, bool]:
         """Up to ``short`` copies at the leaf end as (first, last, is_gone).

@@ -5,6 +5,7 @@ decides a whole run, and namespaces, whose chains open differently, lie side by 
 
 A pin on a page protects everything above it: both tiers give up pages leaf end first, so what is
 needed by a reader at the end of a run can't go before the end does. ``Node.locks`` sums the pins.
+A pin on an L2 copy alone, as a write to L3 needs it, leaves L1 free to go.
 
 Must not know: slots, policies, requests, ops. Called by: cache, tiers, writing.
 """
@@ -15,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import repeat
 
-from refimpl.core.evict import EvictionQueue
+from refimpl.core.evict import EvictionQueue, is_l1_leaf, is_l2_leaf
 from refimpl.core.page import ABSENT, READY, Node, Page
 from refimpl.keys import PageKey
 
@@ -154,14 +155,15 @@ class Tree:
         lower.l2_count -= upper.l2_count
         upper.l1_kids = int(lower.l1_end > 0)
         upper.l2_kids = int(_has_l2_below(lower))
-        upper.locks = lower.locks
+        upper.locks, upper.l2_locks = lower.locks, lower.l2_locks
         if lower.locks:
             lower.locks -= sum(page.pins for page in upper.pages)
             if not lower.locks:
                 self.l1_protected -= lower.l1_end
-                self._offer(lower)
-        else:
-            self._offer(upper)  # the queue knows the lower part alone
+        if lower.l2_locks:
+            lower.l2_locks -= sum(page.l2_pins for page in upper.pages)
+        self._offer(lower)
+        self._offer(upper)  # the queues know the lower part alone
 
     def follow(
         self, node: Node, taken: int, keys: Sequence[PageKey], last: int
@@ -258,9 +260,9 @@ class Tree:
             parent.l1_kids += 1
         elif before and not end:
             parent.l1_kids -= 1
-            if not parent.l1_kids and parent.l1_end and not parent.locks:
+            if is_l1_leaf(parent):
                 self.l1_queue.offer(parent)
-        if end and not node.l1_kids and not node.locks:
+        if is_l1_leaf(node):
             self.l1_queue.offer(node)
 
     def add_l2(self, node: Node, change: int) -> None:
@@ -269,20 +271,20 @@ class Tree:
         node.l2_count += change
         self.l2_resident += change
         has = _has_l2_below(node)
-        if node.l2_count and not node.l2_kids and not node.locks:
+        if is_l2_leaf(node):
             self.l2_queue.offer(node)
         while had != has and node.parent is not None:
             node = node.parent
             had = _has_l2_below(node)
             node.l2_kids += 1 if has else -1
             has = _has_l2_below(node)
-            if node.l2_count and not node.l2_kids and not node.locks:
+            if is_l2_leaf(node):
                 self.l2_queue.offer(node)
 
     # ---- locks ----------------------------------------------------------------------------------
 
     def pin(self, page: Page) -> None:
-        """Keep ``page`` and everything above it."""
+        """Keep both copies of ``page`` and of everything above it."""
         page.pins += 1
         node: Node | None = page.node
         while node is not None:
@@ -303,10 +305,29 @@ class Tree:
                 self._offer(node)
             node = node.parent
 
+    def pin_l2(self, page: Page) -> None:
+        """Keep the L2 copy of ``page`` and those above it."""
+        page.l2_pins += 1
+        node: Node | None = page.node
+        while node is not None:
+            node.l2_locks += 1
+            node = node.parent
+
+    def unpin_l2(self, page: Page) -> None:
+        """Release one pin on L2 copies."""
+        assert page.l2_pins > 0
+        page.l2_pins -= 1
+        node: Node | None = page.node
+        while node is not None:
+            node.l2_locks -= 1
+            if not node.l2_locks:
+                self._offer(node)
+            node = node.parent
+
     def _offer(self, node: Node) -> None:
-        if node.l1_end and not node.l1_kids:
+        if is_l1_leaf(node):
             self.l1_queue.offer(node)
-        if node.l2_count and not node.l2_kids:
+        if is_l2_leaf(node):
             self.l2_queue.offer(node)
 
 

@@ -99,7 +99,7 @@ class Explanation:
             f"L1 device: {device} pages hit",
             f"L2 host: {host} pages hit" if self._config.cache.has_l2 else "L2 host: off",
             f"L3 storage: {storage} pages hit"
-            if self._config.storage_attached
+            if self._config.storage_backend
             else "L3 storage: off",
         ]
         hit = device + host + storage

@@ -125,7 +125,7 @@ class Simulation:
                 eviction=_eviction(options),
                 prefetch=self._prefetch(extra),
             ),
-            storage_attached=has_storage,
+            storage_backend=options.hicache_storage_backend or "",
             reuse=not options.disable_radix_cache,
             chunked_prefill_tokens=max(_CHUNK_TOKENS, options.page_size)
             if chunk is None
@@ -262,8 +262,8 @@ class Simulation:
             "io_backend": self.transfer.io_backend,
             "l1_pages": cache.l1_pages,
             "l2_pages": cache.l2_pages,
-            "l3_pages": self._store_pages if self.engine.storage_attached else 0,
-            "prefetch_policy": cache.prefetch.policy if self.engine.storage_attached else "",
+            "l3_pages": self._store_pages if self.engine.storage_backend else 0,
+            "prefetch_policy": cache.prefetch.policy if self.engine.storage_backend else "",
         }
 
     # ---- running --------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class Simulation:
         record = Record()
         record.listener = listener
         requests = self.workload.requests
-        replay = CacheReplay(self.engine.cache, has_storage=self.engine.storage_attached)
+        replay = CacheReplay(self.engine.cache, has_storage=bool(self.engine.storage_backend))
         for spec, step in zip(requests, replay.steps(requests), strict=True):
             record.submitted(spec, 0, 0)
             record.take(step, 0, 0)
