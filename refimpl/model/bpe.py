@@ -41,7 +41,8 @@ class BpeTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text``; special tokens are recognised where it spells them out."""
-        return list(self.library.encode(text, add_special_tokens=False).ids)
+        clean = text.encode("utf-8", "replace").decode()  # the library refuses lone surrogates
+        return list(self.library.encode(clean, add_special_tokens=False).ids)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of ``token``; nothing for a special or unknown one."""

@@ -74,14 +74,18 @@ def _row_operations(
     yield "RMSNorm", lambda x: do.norm(x, weight, epsilon), draw(_TOKENS, config.hidden)
     yield "SwiGLU", lambda x: do.swiglu(x, x), draw(_TOKENS, config.intermediate)
     if config.mla:
-        shape = (config.heads, config.mla.nope, config.mla.latent)
-        expand = draw(*shape)
-        rows = draw(_TOKENS, config.heads, config.mla.nope)
-        yield "the product of each head", lambda x: do.per_head(x, expand), rows
+        heads, mla = config.heads, config.mla
+        for wide, narrow in ((mla.nope, mla.latent), (mla.latent, mla.value)):
+            matrices, rows = draw(heads, wide, narrow), draw(_TOKENS, heads, wide)
+            yield "the product of each head", _bound_heads(do, matrices), rows
 
 
 def _bound(do: Arithmetic, weight: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda x: do.linear(x, weight)
+
+
+def _bound_heads(do: Arithmetic, matrices: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: do.per_head(x, matrices)
 
 
 def _rows_agree(function: Callable[[Tensor], Tensor], rows: Tensor) -> bool:

@@ -36,7 +36,10 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of ``text``; special tokens that it spells out are recognised, none are added."""
+        """Tokens of ``text``; special tokens that it spells out are recognised, none are added.
+
+        Half a surrogate pair, which JSON can smuggle in, becomes a question mark.
+        """
         ...
 
     def token_bytes(self, token: int) -> bytes:
@@ -79,7 +82,7 @@ class ByteTokenizer:
             tokens += [START_OF_TURN] if number else []
             for part, piece in enumerate(turn.split("<|end|>")):
                 tokens += [END_OF_TEXT] if part else []
-                tokens += piece.encode("utf-8", "surrogatepass")
+                tokens += piece.encode("utf-8", "replace")
         return tokens
 
     def token_bytes(self, token: int) -> bytes:
