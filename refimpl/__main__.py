@@ -100,10 +100,31 @@ GoldenDir = Annotated[
 Cases = Annotated[list[str] | None, typer.Argument(help="names of cases; default: all")]
 
 
+ModelPath = Annotated[
+    str | None,
+    typer.Option(
+        help="serve with a real model on the wall clock: tiny-gqa, tiny-mla, smollm2, a .gguf file"
+        " or a Hugging Face folder",
+        rich_help_panel="Model",
+    ),
+]
+ArithmeticName = Annotated[
+    str, typer.Option(help="reference (batch-invariant) or fast", rich_help_panel="Model")
+]
+
+
 @app.command()
 @partial(_with_options, defaults=MULTI_TURN)
-def run(options: Options, as_json: AsJson = False) -> None:
+def run(
+    options: Options,
+    model_path: ModelPath = None,
+    arithmetic: ArithmeticName = "reference",
+    as_json: AsJson = False,
+) -> None:
     """Show what each tier is worth: the same chats with no cache, L1, L2 and L3."""
+    if model_path is not None:
+        _run_real(options, model_path, arithmetic, as_json)
+        return
     from refimpl.run.show import show_tier_sets, terminal
     from refimpl.run.tier_sets import for_json, notices, run_tier_sets
 
@@ -117,6 +138,26 @@ def run(options: Options, as_json: AsJson = False) -> None:
         "No model was loaded and no byte was moved."
     )
     show_tier_sets(terminal(), done)
+
+
+def _run_real(options: Options, model_path: str, arithmetic: str, as_json: bool) -> None:
+    """Exit code 1 when two tier sets answer differently."""
+    try:
+        from refimpl.run.real import answers_equal, for_json, run_real
+    except ImportError as error:
+        raise ConfigError(
+            f"--model-path needs {error.name}: pip install -e '.[torch,kernels]'"
+        ) from None
+    from refimpl.run.show import show_served, terminal
+
+    done = run_real(options, model_path, arithmetic)
+    if as_json:
+        print(json.dumps(for_json(done), sort_keys=True))
+    else:
+        print(f"Served by {model_path} on the wall clock, arithmetic {arithmetic}.")
+        show_served(terminal(), done, equal=answers_equal(done))
+    if not answers_equal(done):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -8,12 +8,22 @@ Must not know: requests, ops, why pages move. Called by: hands, bench.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
 
 import torch
 
 import cuda_numba
 from refimpl.config import Transfer, require
 from refimpl.memory.pool import Pool
+
+
+@dataclass(slots=True)
+class Moved:
+    """What went one way so far: bytes, and the time until they had arrived or were on their way."""
+
+    bytes: int = 0
+    ns: int = 0
 
 
 class Mover:
@@ -27,12 +37,14 @@ class Mover:
         self.device = device
         self.host = host
         self.io_backend = io_backend
+        self.moved = {"load_back": Moved(), "backup": Moved()}
         self._on_gpu = device.device.type == "cuda"
         self._up = torch.cuda.Stream() if self._on_gpu else None
         self._down = torch.cuda.Stream() if self._on_gpu else None
 
     def back_up(self, l1_slots: Sequence[int], l2_slots: Sequence[int]) -> None:
         """Copy pages L1 -> L2, all layers; returns when the bytes are there."""
+        begun = perf_counter_ns()
         if self.io_backend == "kernel":
             self._kernel(self.host, self.device, l2_slots, l1_slots, None, self._down)
         else:
@@ -40,20 +52,28 @@ class Mover:
                 self._direct(self.host, self.device, l2_slots, l1_slots, layer)
         if self._down is not None:
             self._down.synchronize()
+        self._note("backup", len(l1_slots) * self.device.geometry.page_bytes, begun)
 
     def load_layer(
         self, layer: int, l2_slots: Sequence[int], l1_slots: Sequence[int]
     ) -> torch.cuda.Event | None:
         """Copy one layer of pages L2 -> L1. On a GPU the event says when it has arrived."""
+        begun, geometry = perf_counter_ns(), self.device.geometry
         if self.io_backend == "kernel":
             self._kernel(self.device, self.host, l1_slots, l2_slots, layer, self._up)
         else:
             self._direct(self.device, self.host, l1_slots, l2_slots, layer)
+        layer_bytes = len(l1_slots) * geometry.page_bytes // geometry.layers
+        self._note("load_back", layer_bytes, begun)
         if self._up is None:
             return None
         event = torch.cuda.Event()
         event.record(self._up)
         return event
+
+    def _note(self, way: str, size: int, begun: int) -> None:
+        self.moved[way].bytes += size
+        self.moved[way].ns += perf_counter_ns() - begun
 
     def _kernel(
         self,

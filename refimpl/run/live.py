@@ -99,9 +99,7 @@ class LiveExecutor:
         self.hands = hands
         self.inbox: SimpleQueue[AnyEvent] = SimpleQueue()
         self.outputs: dict[int, list[int]] = {}
-        self.moved_bytes = {"load_back": 0, "backup": 0, "prefetch": 0, "store": 0}
         self._pages = pages
-        self._page_bytes = hands.mover.host.geometry.page_bytes
         self._cut = Flag()
         self._cancelled: set[int] = set()  # fetches to stop; asked, never iterated
         self._device, self._down = Pump("device"), Pump("host_down")
@@ -164,15 +162,12 @@ class LiveExecutor:
             produced = self.hands.decode(batch, self._cut.is_set)
         else:
             produced = self.hands.prefill(batch)
-            pages = sum(len(load.l1_slots) for load in batch.loads)
-            self.moved_bytes["load_back"] += pages * self._page_bytes
         self.hands.commit(produced, produced.steps)
         self.inbox.put(BatchDone(produced.steps, (), produced.tokens, produced.ended))
 
     def _back_up(self, command: BackUp) -> None:
         pages = len(command.l1_slots)
         self.hands.back_up(command, pages)
-        self.moved_bytes["backup"] += pages * self._page_bytes
         self.inbox.put(BackedUp(command.op, pages))
 
     def _probe(self, command: Probe) -> None:
@@ -185,7 +180,6 @@ class LiveExecutor:
             for at in batch:
                 self.hands.put_page(command.l2_slots[at], self._pages.get(command.keys[at]))
             landed = batch.stop
-            self.moved_bytes["prefetch"] += len(batch) * self._page_bytes
             if landed < total:
                 self.inbox.put(Landed(command.op, landed))
         self._cancelled.discard(command.op)
@@ -199,7 +193,6 @@ class LiveExecutor:
     def _put(self, key: PageKey, slot: int) -> None:
         if key not in self._pages:
             self._pages.put(key, self.hands.page_bytes(slot))
-            self.moved_bytes["store"] += self._page_bytes
 
 
 def run_live(

@@ -206,3 +206,29 @@ def _tier_set_row(name: str, figures: dict[str, Any]) -> list[str]:
         milliseconds(ttft["p50"]),
         milliseconds(ttft["p99"]),
     ]
+
+
+def show_served(console: Console, done: Sequence[Any], *, equal: bool) -> None:
+    """The comparison of ``refimpl run --model-path``."""
+    rows = []
+    for each in done:
+        load, backup = each.moved["load_back"], each.moved["backup"]
+        moved = [f"{way['bytes'] / 1e6:,.1f} at {way['gb_per_s']:.1f}" for way in (load, backup)]
+        rows.append([*_tier_set_row(each.name, each.figures)[:-1], *moved])
+    header = (
+        "tiers",
+        "from L1",
+        "L2",
+        "L3",
+        "computed",
+        "hit, %",
+        "TTFT p50",
+        "up MB, GB/s",
+        "down",
+    )
+    console.print(grid(f"{done[0].figures['requests']} requests", header, rows))
+    console.print(
+        "every tier set gave the same answers" if equal else "the answers DIFFER",
+        style="" if equal else "bold red",
+        highlight=False,
+    )

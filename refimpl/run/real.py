@@ -1,0 +1,151 @@
+"""``refimpl run --model-path``: a real model serves the load on the wall clock, tier set by tier set.
+
+Each tier set answers the same prompts; that the answers are equal is checked, since the cache may
+never change one. Must not know: the terminal. Called by: the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from refimpl.config import EngineConfig, Transfer, require
+from refimpl.core.engine import Engine
+from refimpl.keys import TokenPrompt
+from refimpl.memory.layout import Geometry
+from refimpl.memory.pool import Pool
+from refimpl.memory.transfer import Mover
+from refimpl.model.catalog import Model, open_model
+from refimpl.run.hands import PageStore, TorchHands
+from refimpl.run.live import LiveExecutor, run_live
+from refimpl.run.options import MULTI_TURN, Options
+from refimpl.run.record import Row
+from refimpl.run.report import integers
+from refimpl.run.setup import Simulation
+from refimpl.run.tier_sets import tier_sets
+from refimpl.units import NS_PER_S
+from refimpl.workload.request import Workload
+from refimpl.workload.scenario import parse_scenario
+
+# Small enough for a CPU: four chats of four turns, whose KV does not fit into L1 together.
+WORKLOAD: Final = "multi_turn:clients=4,rounds=4,request_length=64,output_length=8,rate=0,vocab=256"
+L1_TOKENS: Final = 768
+PAGE_SIZE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One tier set: its figures, requests, answers, and how fast bytes moved."""
+
+    name: str
+    figures: dict[str, Any]
+    rows: list[Row]
+    outputs: dict[int, list[int]]
+    moved: dict[str, dict[str, float]]
+
+
+def run_real(
+    options: Options,
+    model_path: str,
+    arithmetic: str,
+    progress: Callable[[int], None] | None = None,
+) -> list[Served]:
+    """Serve the load with no cache, L1, L1 + L2 and L1 + L2 + L3, one after another.
+
+    Raises ConfigError for what can't work, before the model is loaded where that is possible.
+    """
+    options = _with_own_defaults(options)
+    workload = _free(parse_scenario(options.workload or WORKLOAD, options.seed, options.page_size))
+    sets = {name: Simulation(each, workload) for name, each in tier_sets(options).items()}
+    model = open_model(model_path, arithmetic=arithmetic, seed=options.seed)
+    _check_tokens(workload, model)
+    return [_serve(name, each, model, progress) for name, each in sets.items()]
+
+
+def answers_equal(done: list[Served]) -> bool:
+    """Did every tier set answer every request alike?"""
+    return all(served.outputs == done[0].outputs for served in done)
+
+
+def for_json(done: list[Served]) -> dict[str, Any]:
+    """The comparison as one JSON object."""
+    return {
+        "clock": "wall",
+        "answers_equal": answers_equal(done),
+        "tier_sets": [{"tiers": each.name, "moved": each.moved} | each.figures for each in done],
+    }
+
+
+def _with_own_defaults(options: Options) -> Options:
+    require(options.trace is None, "a trace names blocks, and a model needs tokens: use --workload")
+    require(options.instances == 1, "--model-path serves one instance: leave --instances at 1")
+    require(options.tp_size == 1, "--model-path serves one rank: leave --tp-size at 1")
+    require(options.faults is None, "--faults are injected on the virtual clock: use simulate")
+    untouched = Options()
+    return replace(
+        options,
+        workload=WORKLOAD if options.workload == MULTI_TURN["workload"] else options.workload,
+        max_total_tokens=L1_TOKENS
+        if options.max_total_tokens == MULTI_TURN["max_total_tokens"]
+        else options.max_total_tokens,
+        page_size=PAGE_SIZE if options.page_size == untouched.page_size else options.page_size,
+        hicache_storage_backend=options.hicache_storage_backend or "memory",
+        hicache_storage_backend_extra_config=options.hicache_storage_backend_extra_config
+        or '{"prefetch_threshold": 16}',
+    )
+
+
+def _free(workload: Workload) -> Workload:
+    """The same prompts without a script: the model says what comes out."""
+    requests = []
+    for spec in workload.requests:
+        assert isinstance(spec.prompt, TokenPrompt)
+        requests.append(replace(spec, prompt=TokenPrompt(spec.prompt.tokens, None)))
+    return replace(workload, requests=requests)
+
+
+def _check_tokens(workload: Workload, model: Model) -> None:
+    vocab = model.config.vocab
+    prompts = [spec.prompt for spec in workload.requests if isinstance(spec.prompt, TokenPrompt)]
+    highest = max(max(prompt.tokens) for prompt in prompts)
+    require(
+        highest < vocab,
+        f"the workload has token {highest}, {model.config.name} knows {vocab}:"
+        f" say vocab={vocab} in --workload",
+    )
+
+
+def _serve(
+    name: str, simulation: Simulation, model: Model, progress: Callable[[int], None] | None
+) -> Served:
+    hands = _hands(simulation.engine, simulation.transfer, model)
+    executor = LiveExecutor(hands, PageStore())
+    record = run_live(Engine(simulation.engine), executor, simulation.workload, progress)
+    moved = {
+        way: {
+            "bytes": float(done.bytes),
+            "gb_per_s": done.bytes / done.ns if done.ns else 0.0,  # bytes a ns are GB/s
+            "seconds": done.ns / NS_PER_S,
+        }
+        for way, done in hands.mover.moved.items()
+    }
+    rows = list(record.rows.values())
+    return Served(name, integers(record), rows, executor.outputs, moved)
+
+
+def _hands(engine: EngineConfig, transfer: Transfer, model: Model) -> TorchHands:
+    config, cache = model.config, engine.cache
+    geometry = Geometry(
+        layers=config.layers,
+        kvs=1 if config.mla else 2,
+        heads=config.cached_heads,
+        dim=config.key_width,
+        page_size=cache.page_size,
+        dtype=config.dtype,
+    )
+    assert cache.l1_pages is not None
+    device = Pool(geometry, "layer_first", cache.l1_pages, model.transformer.device)
+    host = Pool(geometry, transfer.layout, max(cache.l2_pages or 0, 1))
+    mover = Mover(device, host, transfer.io_backend)
+    return TorchHands(model.transformer, mover, model.tokenizer.stop_ids)
