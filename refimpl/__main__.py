@@ -215,17 +215,27 @@ def workloads() -> None:
     print(scenario_help(), end="")
 
 
+def _bench_bytes(name: str) -> dict[str, Any]:
+    try:
+        from refimpl.run.bench_bytes import bench_copy, bench_ttft
+    except ImportError as error:
+        raise ConfigError(
+            f"bench {name} needs {error.name}: pip install -e '.[torch,kernels]'"
+        ) from None
+    return bench_copy() if name == "copy" else bench_ttft()
+
+
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="sim or tree")],
+    name: Annotated[str, typer.Argument(help="sim, tree, copy or ttft")],
     trace: Annotated[Path | None, typer.Option(help="Mooncake trace to replay in sim")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the simulator or the tree beside a floor taken in the same run."""
+    """Measure simulator, tree, copies or a real model beside a floor taken in the same run."""
     from refimpl.run.bench import run_bench
     from refimpl.run.show import figure_rows, grid, terminal
 
-    figures = run_bench(name, trace)
+    figures = _bench_bytes(name) if name in ("copy", "ttft") else run_bench(name, trace)
     if as_json:
         print(json.dumps(figures, sort_keys=True))
     else:

@@ -71,7 +71,12 @@ OPTIONAL_CLIENTS: Final = frozenset(
 )
 # Tensors, and who may touch them: everything else has to run where they are not installed.
 TENSORS: Final = frozenset({"torch", "safetensors", "gguf"})
-TENSOR_FILES: Final = ("refimpl/memory/", "refimpl/model/", "refimpl/run/hands")
+TENSOR_FILES: Final = (
+    "refimpl/memory/",
+    "refimpl/model/",
+    "refimpl/run/hands",
+    "refimpl/run/bench_bytes",
+)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def run_real(
     sets = {name: Simulation(each, workload) for name, each in tier_sets(options).items()}
     model = open_model(model_path, arithmetic=arithmetic, seed=options.seed)
     _check_tokens(workload, model)
-    return [_serve(name, each, model, progress) for name, each in sets.items()]
+    return [serve(name, each, model, progress) for name, each in sets.items()]
 
 
 def answers_equal(done: list[Served]) -> bool:
@@ -116,9 +116,13 @@ def _check_tokens(workload: Workload, model: Model) -> None:
     )
 
 
-def _serve(
-    name: str, simulation: Simulation, model: Model, progress: Callable[[int], None] | None
+def serve(
+    name: str,
+    simulation: Simulation,
+    model: Model,
+    progress: Callable[[int], None] | None = None,
 ) -> Served:
+    """Serve one checked configuration with ``model``, to the end."""
     hands = _hands(simulation.engine, simulation.transfer, model)
     executor = LiveExecutor(hands, PageStore())
     record = run_live(Engine(simulation.engine), executor, simulation.workload, progress)

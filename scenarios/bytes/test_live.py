@@ -1,0 +1,114 @@
+"""The wall clock: pumps and threads answer as the virtual clock does, and everything ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="real bytes need torch")
+pytest.importorskip("numba", reason="io backend kernel needs numba")
+
+from refimpl.core.engine import Engine  # noqa: E402
+from refimpl.memory.transfer import Mover  # noqa: E402
+from refimpl.model.config import TINY_GQA  # noqa: E402
+from refimpl.run.hands import PageStore  # noqa: E402
+from refimpl.run.live import LiveExecutor, Pump, run_live  # noqa: E402
+from refimpl.run.report import integers  # noqa: E402
+from scenarios.bytes.rig import Rig, free, run_bytes, torch_hands, without_cache  # noqa: E402
+from scenarios.bytes.test_answers import chats  # noqa: E402
+
+pytestmark = pytest.mark.live
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+def test_answers_on_the_wall_clock_are_those_without_a_cache(policy: str) -> None:
+    rig = Rig(write_policy=policy)
+    executor = LiveExecutor(torch_hands(rig, TINY_GQA), PageStore())
+    record = run_live(Engine(rig.config), executor, free(chats()))
+    assert integers(record)["pages_moved"]["load_back"] > 0
+    plain = run_bytes(without_cache(rig), TINY_GQA, free(chats()))
+    assert executor.outputs == plain.outputs
+
+
+def test_no_pump_outlives_its_run() -> None:
+    before = threading.active_count()
+    executor = LiveExecutor(torch_hands(Rig(), TINY_GQA), PageStore())
+    run_live(Engine(Rig().config), executor, free(chats()))
+    assert threading.active_count() == before
+
+
+def test_what_stops_a_pump_comes_out_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("the link is down")
+
+    monkeypatch.setattr(Mover, "back_up", broken)
+    executor = LiveExecutor(torch_hands(Rig(), TINY_GQA), PageStore())
+    with pytest.raises(RuntimeError, match="the link is down"):
+        run_live(Engine(Rig().config), executor, free(chats()))
+
+
+def test_a_pump_does_its_jobs_in_order() -> None:
+    done: list[int] = []
+    pump = Pump("test")
+    for number in range(50):
+        pump.put(lambda number=number: done.append(number))
+    pump.close()
+    assert done == list(range(50))
+
+
+SMALL = "multi_turn:clients=3,rounds=2,request_length=64,output_length=3,rate=0,vocab=256"
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    from refimpl.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", ["refimpl", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_run_serves_a_model_and_finds_all_answers_equal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("run", "--model-path", "tiny-gqa", "--workload", SMALL, "--max-total-tokens", "256")
+    assert called(monkeypatch, *words, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["answers_equal"] is True
+    hits = [sum(each["hit_tokens"].values()) for each in report["tier_sets"]]
+    assert hits[0] == 0
+    assert hits[2] > hits[1]
+
+
+def test_run_fails_when_a_tier_changes_an_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Mover, "load_layer", lambda *_: None)
+    words = ("run", "--model-path", "tiny-gqa", "--workload", SMALL, "--max-total-tokens", "256")
+    assert called(monkeypatch, *words, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["answers_equal"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--model-path", "no-such-model"), "no-such-model"),
+        (("--model-path", "tiny-gqa", "--arithmetic", "abacus"), "abacus"),
+        (("--model-path", "tiny-gqa", "--workload", "multi_turn:clients=2"), "vocab"),
+        (("--model-path", "tiny-gqa", "--instances", "2"), "--instances"),
+    ],
+)
+def test_what_a_real_run_can_not_do_is_one_line(
+    words: tuple[str, ...],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert called(monkeypatch, "run", *words) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert reason in error
