@@ -98,9 +98,9 @@ def bench_ttft(model_path: str = "smollm2", repeats: int = 3) -> dict[str, Any]:
     options = Options(
         workload="multi_turn",
         page_size=64,
-        max_total_tokens=2 * _PREFIX_TOKENS + 512,
+        max_total_tokens=_PREFIX_TOKENS + 512,
         enable_hierarchical_cache=True,
-        hicache_ratio="4",
+        hicache_ratio="6",
     )
     served = serve("L1 + L2", Simulation(options, Workload("ttft", requests)), model)
     cold = [row.ttft_ns for row in served.rows if row.rid % 4 == 1]

@@ -163,10 +163,14 @@ def figure_rows(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, st
         if isinstance(value, dict):
             rows += figure_rows(value, f"{prefix}{name}.")
         else:
-            rows.append(
-                (f"{prefix}{name}", f"{value:,.1f}" if isinstance(value, float) else str(value))
-            )
+            rows.append((f"{prefix}{name}", _figure(value)))
     return rows
+
+
+def _figure(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
 def show_tier_sets(console: Console, done: list[TierSet]) -> None:
