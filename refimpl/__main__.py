@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
+from importlib.metadata import version as version_of
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
@@ -26,12 +27,25 @@ _LOOK: dict[str, Any] = {
     "add_completion": False,
     "pretty_exceptions_enable": False,
 }
-app = typer.Typer(
-    help="Reference implementation of hierarchical KV caching: HiCache with its three tiers.",
-    **_LOOK,
-)
+app = typer.Typer(**_LOOK)
 golden = typer.Typer(help="Golden cases: hit rates and TTFT, compared exactly.", **_LOOK)
 app.add_typer(golden, name="golden")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"hicache-refimpl {version_of('hicache-refimpl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options_of_all(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="say which")
+    ] = False,
+) -> None:
+    """Reference implementation of hierarchical KV caching: HiCache with its three tiers."""
+    del version  # its callback has done all there is to do
 
 
 def _with_options(

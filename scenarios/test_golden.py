@@ -14,7 +14,7 @@ import pytest
 
 from refimpl.config import ConfigError
 from refimpl.run import golden, golden_case, golden_history, tier_sets
-from refimpl.run.golden import Finding, check, update
+from refimpl.run.golden import Finding, check, replace_file, update
 from refimpl.run.golden_change import Change, compare, overall
 from refimpl.run.options import MULTI_TURN, Options
 from scenarios.tidy import ROOT
@@ -333,3 +333,19 @@ def test_a_diff_of_one_revision_compares_with_the_files_as_they_are(repository: 
 def test_a_revision_that_is_none_is_refused(repository: Path, revisions: str) -> None:
     with pytest.raises(ConfigError, match="revision"):
         golden_history.diff(repository, revisions)
+
+
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "expected.json"
+    replace_file(path, "old")
+
+    def full(self: Path, *_: object, **__: object) -> int:
+        self.touch()
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="no space"):
+        replace_file(path, "new")
+    assert path.read_text(encoding="utf-8") == "old"

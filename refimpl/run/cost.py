@@ -225,6 +225,11 @@ class Cost:
         budget = self.hardware.hbm_bytes * mem_fraction_percent // 100
         pages = (budget - self.weight_bytes) // self.page_bytes
         require(
+            pages >= 1 or budget <= self.weight_bytes,
+            f"a page of {self.page_size} tokens takes {self.page_bytes} bytes, more than"
+            f" {self.hardware.name} has beside the weights: lower --page-size",
+        )
+        require(
             pages >= 1,
             f"{self.model.name} does not fit into {mem_fraction_percent}% of {self.hardware.name}"
             f" at --tp-size {self.tp_size}: raise --tp-size or --mem-fraction-static",

@@ -90,12 +90,12 @@ def update(folder: Path, names: Sequence[str] = (), jobs: int | None = None) -> 
     for finding in written:
         path = folder / finding.case / EXPECTED_FILE
         if finding.is_failure or not path.is_file():
-            path.write_text(_text(finding.document), encoding="utf-8")
+            replace_file(path, _text(finding.document))
     listed = _listed(folder)
     added = [finding.case for finding in written if finding.case not in listed]
     if added:
         lines = "".join(f'    "{name}",\n' for name in sorted([*listed, *added]))
-        (folder / INDEX_FILE).write_text(f"{_INDEX_HEAD}cases = [\n{lines}]\n", encoding="utf-8")
+        replace_file(folder / INDEX_FILE, f"{_INDEX_HEAD}cases = [\n{lines}]\n")
     return findings
 
 
@@ -211,3 +211,10 @@ def _on_disk(folder: Path) -> Iterable[str]:
 
 def _text(document: Document | None) -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file whole or not at all: a full disk or a kill leaves the old one."""
+    fresh = path.with_suffix(f"{path.suffix}.new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)

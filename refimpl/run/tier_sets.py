@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from refimpl.config import ConfigError, require
-from refimpl.run.golden import expected
+from refimpl.run.golden import expected, replace_file
 from refimpl.run.options import MULTI_TURN, Options
 from refimpl.run.record import Row
 from refimpl.run.report import by_turn, integers
@@ -145,5 +145,5 @@ def rewrite_readme(folder: Path) -> bool:
     changed = with_table(text, markdown(folder))
     if changed == text:
         return False
-    path.write_text(changed, encoding="utf-8")
+    replace_file(path, changed)
     return True
