@@ -122,6 +122,14 @@ ModelPath = Annotated[
         rich_help_panel="Model",
     ),
 ]
+Compare = Annotated[
+    bool,
+    typer.Option(
+        "--compare",
+        help="with a model: serve without cache, with L1, L2 and L3, and compare the answers",
+        rich_help_panel="Model",
+    ),
+]
 ArithmeticName = Annotated[
     str, typer.Option(help="reference (batch-invariant) or fast", rich_help_panel="Model")
 ]
@@ -133,11 +141,12 @@ def run(
     options: Options,
     model_path: ModelPath = None,
     arithmetic: ArithmeticName = "reference",
+    compare: Compare = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what each tier is worth: the same chats with no cache, L1, L2 and L3."""
     if model_path is not None:
-        _run_real(options, model_path, arithmetic, as_json)
+        _run_real(options, model_path, arithmetic, compare, as_json)
         return
     from refimpl.run.show import show_tier_sets, terminal
     from refimpl.run.tier_sets import for_json, notices, run_tier_sets
@@ -154,22 +163,26 @@ def run(
     show_tier_sets(terminal(), done)
 
 
-def _run_real(options: Options, model_path: str, arithmetic: str, as_json: bool) -> None:
+def _run_real(
+    options: Options, model_path: str, arithmetic: str, compare: bool, as_json: bool
+) -> None:
     """Exit code 1 when two tier sets answer differently."""
     try:
-        from refimpl.run.real import answers_equal, for_json, run_real
+        from refimpl.run.real import RealRun, answers_equal, for_json
     except ImportError as error:
         raise ConfigError(
             f"--model-path needs {error.name}: pip install -e '.[torch,kernels]'"
         ) from None
-    from refimpl.run.show import show_served, terminal
+    from refimpl.run.show import progress_bar, show_served, terminal
 
-    done = run_real(options, model_path, arithmetic)
+    plan = RealRun(options, model_path, arithmetic, compare=compare)
+    with progress_bar(plan.requests) as progress:
+        done = plan.run(progress)
     if as_json:
         print(json.dumps(for_json(done), sort_keys=True))
     else:
         print(f"Served by {model_path} on the wall clock, arithmetic {arithmetic}.")
-        show_served(terminal(), done, equal=answers_equal(done))
+        show_served(terminal(), done, equal=answers_equal(done) if compare else None)
     if not answers_equal(done):
         raise typer.Exit(1)
 

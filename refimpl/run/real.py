@@ -45,22 +45,28 @@ class Served:
     moved: dict[str, dict[str, float]]
 
 
-def run_real(
-    options: Options,
-    model_path: str,
-    arithmetic: str,
-    progress: Callable[[int], None] | None = None,
-) -> list[Served]:
-    """Serve the load with no cache, L1, L1 + L2 and L1 + L2 + L3, one after another.
+class RealRun:
+    """A load that can be served: everything has been checked and the model is loaded.
 
-    Raises ConfigError for what can't work, before the model is loaded where that is possible.
+    With ``compare`` it is served with no cache, L1, L1 + L2 and L1 + L2 + L3, one after another,
+    else with all tiers alone. Raises ConfigError for what can't work.
     """
-    options = _with_own_defaults(options)
-    workload = _free(parse_scenario(options.workload or WORKLOAD, options.seed, options.page_size))
-    sets = {name: Simulation(each, workload) for name, each in tier_sets(options).items()}
-    model = open_model(model_path, arithmetic=arithmetic, seed=options.seed)
-    _check_tokens(workload, model)
-    return [serve(name, each, model, progress) for name, each in sets.items()]
+
+    def __init__(
+        self, options: Options, model_path: str, arithmetic: str, *, compare: bool
+    ) -> None:
+        options = _with_own_defaults(options)
+        scenario = parse_scenario(options.workload or WORKLOAD, options.seed, options.page_size)
+        workload = _free(scenario)
+        sets = {name: Simulation(each, workload) for name, each in tier_sets(options).items()}
+        self._sets = sets if compare else dict(list(sets.items())[-1:])
+        self._model = open_model(model_path, arithmetic=arithmetic, seed=options.seed)
+        _check_tokens(workload, self._model)
+        self.requests = len(workload.requests) * len(self._sets)
+
+    def run(self, progress: Callable[[int], None] | None = None) -> list[Served]:
+        """Serve it; ``progress`` hears of each request that is over."""
+        return [serve(name, each, self._model, progress) for name, each in self._sets.items()]
 
 
 def answers_equal(done: list[Served]) -> bool:

@@ -212,8 +212,8 @@ def _tier_set_row(name: str, figures: dict[str, Any]) -> list[str]:
     ]
 
 
-def show_served(console: Console, done: Sequence[Any], *, equal: bool) -> None:
-    """The comparison of ``refimpl run --model-path``."""
+def show_served(console: Console, done: Sequence[Any], *, equal: bool | None) -> None:
+    """What ``refimpl run --model-path`` served; ``equal`` is None where nothing was compared."""
     rows = []
     for each in done:
         load, backup = each.moved["load_back"], each.moved["backup"]
@@ -231,8 +231,12 @@ def show_served(console: Console, done: Sequence[Any], *, equal: bool) -> None:
         "down",
     )
     console.print(grid(f"{done[0].figures['requests']} requests", header, rows))
-    console.print(
-        "every tier set gave the same answers" if equal else "the answers DIFFER",
-        style="" if equal else "bold red",
-        highlight=False,
-    )
+    turns = by_turn(done[-1].rows)
+    if 1 < len(turns) <= _TURNS_MAX:
+        console.print(_turn_table(turns, f"By turn, {done[-1].name}"))
+    for each in done:
+        if failed := failed_words(each.rows):
+            console.print(f"{each.name}: {failed}", style="bold red", highlight=False)
+    if equal is not None:
+        words = "every tier set gave the same answers" if equal else "the answers DIFFER"
+        console.print(words, style="" if equal else "bold red", highlight=False)

@@ -61,6 +61,8 @@ def test_a_pump_does_its_jobs_in_order() -> None:
 
 SMALL = "multi_turn:clients=3,rounds=2,request_length=64,output_length=3,rate=0,vocab=256"
 
+LOAD = ("--workload", SMALL, "--max-total-tokens", "256")
+
 
 def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     from refimpl.__main__ import main
@@ -75,7 +77,7 @@ def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 def test_run_serves_a_model_and_finds_all_answers_equal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("run", "--model-path", "tiny-gqa", "--workload", SMALL, "--max-total-tokens", "256")
+    words = ("run", "--model-path", "tiny-gqa", "--compare", *LOAD)
     assert called(monkeypatch, *words, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["answers_equal"] is True
@@ -88,9 +90,18 @@ def test_run_fails_when_a_tier_changes_an_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Mover, "load_layer", lambda *_: None)
-    words = ("run", "--model-path", "tiny-gqa", "--workload", SMALL, "--max-total-tokens", "256")
+    words = ("run", "--model-path", "tiny-gqa", "--compare", *LOAD)
     assert called(monkeypatch, *words, "--json") == 1
     assert json.loads(capsys.readouterr().out)["answers_equal"] is False
+
+
+def test_without_compare_a_model_serves_all_tiers_turn_by_turn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(monkeypatch, "run", "--model-path", "tiny-mla", *LOAD) == 0
+    out = capsys.readouterr().out
+    assert "By turn, L1 + L2 + L3" in out
+    assert "no cache" not in out
 
 
 @pytest.mark.parametrize(
