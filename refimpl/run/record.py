@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -34,8 +33,7 @@ from refimpl.messages import (
 from refimpl.workload.request import RequestSpec
 
 
-@dataclass(slots=True)
-class Row:
+class Row(msgspec.Struct):
     """One request, as the record tells it. Times are in ns of the run, -1 where they never came."""
 
     rid: int

@@ -5,11 +5,11 @@ Must not know: engines, the terminal. Called by: the command line, tests.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Final
 
 import polars
+from msgspec.structs import asdict, fields
 
 from refimpl.config import ConfigError, require
 from refimpl.run.record import Row
