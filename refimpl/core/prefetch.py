@@ -64,7 +64,6 @@ class Prefetcher:
         "_fetches",
         "_out",
         "_parked",
-        "_reading",
         "_suspects",
         "_waiting",
     )
@@ -76,7 +75,6 @@ class Prefetcher:
         self._fetches: dict[PageKey, FetchOp] = {}  # by each key an open op has yet to bring
         self._waiting: dict[int, Request] = {}
         self._parked: dict[int, FetchOp] = {}  # answered, and no room in L2 yet
-        self._reading = 0  # ops that hold slots
         self._suspects: dict[PageKey, int] = {}  # key -> until when it is taken for missing
 
     def set_config(self, config: PrefetchConfig) -> None:
@@ -183,7 +181,7 @@ class Prefetcher:
         """
         for op in list(self._parked.values()):
             hits = self._room_for(op, op.found)
-            if not hits and self._reading:
+            if not hits and any(other.slots for other in self._open_ops()):
                 return
             del self._parked[op.id]
             if hits:
@@ -193,7 +191,6 @@ class Prefetcher:
                 self._close(op)
 
     def _start(self, op: FetchOp, hits: int) -> None:
-        self._reading += 1
         op.slots = self._cache.host.pool.take(hits)
         self._forget_keys(op, op.first + hits)
         del op.keys[op.first + hits :]
@@ -235,7 +232,6 @@ class Prefetcher:
         step = "stopped" if op.cancelled else arrived
         self._note(op.rid, step, pages)
         self._close(op)
-        self._reading -= 1
         self._start_parked()
 
     def stored(self, keys: Sequence[PageKey]) -> None:
@@ -294,10 +290,6 @@ class Prefetcher:
         """Something changed about ``op``: its waiters are looked at again."""
         for rid in op.waiters:
             self._waiting[rid].waits_until = 0
-
-    def admitted(self, request: Request, now: int) -> None:
-        """``request`` runs, so it waits no longer."""
-        self.leave(request, now=now)
 
     def _has_own_part(self, op: FetchOp, rid: int) -> bool:
         """What ``rid`` waits for in this read has landed, whatever others still wait for."""

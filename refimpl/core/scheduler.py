@@ -134,7 +134,7 @@ class Scheduler:
                 continue
             refusal = self._admission.try_admit(batch, request, self._growth_tokens(batch))
             if not refusal:
-                self._prefetcher.admitted(request, now)
+                self._prefetcher.leave(request, now=now)
                 self._note_chunk(batch)
                 continue
             passed.append(request)

@@ -134,10 +134,7 @@ class HostTier:
                 deleted += last - first
             else:
                 dropped += last - first
-        if deleted:
-            self._out.facts.append(Evicted("host", deleted, "capacity"))
-        if dropped:
-            self._out.facts.append(Dropped(dropped))
+        self._tell(deleted, dropped, "capacity")
         if unstored:
             self._out.facts.append(Skipped(0, "store", unstored, "left_l2_first"))
         return min(wanted, self.pool.free)
@@ -158,8 +155,12 @@ class HostTier:
                 deleted += last - first
             else:
                 dropped += last - first
+        self._tell(deleted, dropped, "flush")
+
+    def _tell(self, deleted: int, dropped: int, cause: str) -> None:
+        """Copies are gone: ``deleted`` pages from the tree, ``dropped`` from L2 alone."""
         if deleted:
-            self._out.facts.append(Evicted("host", deleted, "flush"))
+            self._out.facts.append(Evicted("host", deleted, cause))
         if dropped:
             self._out.facts.append(Dropped(dropped))
 

@@ -14,7 +14,7 @@ from time import perf_counter_ns
 import torch
 
 import cuda_numba
-from refimpl.config import Transfer, require
+from refimpl.config import require
 from refimpl.memory.pool import Pool
 
 
@@ -127,9 +127,3 @@ def _words(pool: Pool, *, on_gpu: bool) -> object:
     tensor = pool.tensor
     words = tensor.numel() * tensor.element_size() // 8
     return cuda_numba.DeviceView(tensor.data_ptr(), words, tensor)
-
-
-def mover_of(device: Pool, host: Pool, transfer: Transfer) -> Mover:
-    """The mover of a resolved transfer; asserts that the host pool has its layout."""
-    assert host.layout == transfer.layout, (host.layout, transfer.layout)
-    return Mover(device, host, transfer.io_backend)

@@ -15,9 +15,11 @@ import torch
 
 from refimpl.config import ConfigError
 from refimpl.keys import PageKey, TokenPrompt
+from refimpl.memory.layout import Geometry
 from refimpl.memory.pool import Pool
 from refimpl.memory.transfer import Mover
 from refimpl.messages import BackUp, Load, PageTable, RunBatch, Submit
+from refimpl.model.config import ModelConfig
 from refimpl.model.paged import Chunk, KvView
 from refimpl.model.sampling import GREEDY, Sampling, choose
 from refimpl.model.transformer import Transformer
@@ -41,6 +43,18 @@ class Produced:
     steps: int
     tokens: dict[int, list[int]]
     ended: tuple[int, ...]
+
+
+def geometry_of(model: ModelConfig, page_size: int) -> Geometry:
+    """What pages of ``page_size`` tokens of the model look like on one rank."""
+    return Geometry(
+        layers=model.layers,
+        kvs=1 if model.mla else 2,
+        heads=model.cached_heads,
+        dim=model.key_width,
+        page_size=page_size,
+        dtype=model.dtype,
+    )
 
 
 def kv_view(pool: Pool) -> KvView:

@@ -13,11 +13,10 @@ from typing import Any, Final
 from refimpl.config import EngineConfig, Transfer, require
 from refimpl.core.engine import Engine
 from refimpl.keys import TokenPrompt
-from refimpl.memory.layout import Geometry
 from refimpl.memory.pool import Pool
 from refimpl.memory.transfer import Mover
 from refimpl.model.catalog import Model, open_model
-from refimpl.run.hands import PageStore, TorchHands
+from refimpl.run.hands import PageStore, TorchHands, geometry_of
 from refimpl.run.live import LiveExecutor, run_live
 from refimpl.run.options import MULTI_TURN, Options
 from refimpl.run.record import Row
@@ -25,7 +24,7 @@ from refimpl.run.report import integers
 from refimpl.run.setup import Simulation
 from refimpl.run.tier_sets import tier_sets
 from refimpl.units import NS_PER_S
-from refimpl.workload.request import Workload
+from refimpl.workload.request import Workload, unscripted
 from refimpl.workload.scenario import parse_scenario
 
 # Small enough for a CPU: four chats of four turns, whose KV does not fit into L1 together.
@@ -57,7 +56,7 @@ class RealRun:
     ) -> None:
         options = _with_own_defaults(options)
         scenario = parse_scenario(options.workload or WORKLOAD, options.seed, options.page_size)
-        workload = _free(scenario)
+        workload = unscripted(scenario)
         sets = {name: Simulation(each, workload) for name, each in tier_sets(options).items()}
         self._sets = sets if compare else dict(list(sets.items())[-1:])
         self._model = open_model(model_path, arithmetic=arithmetic, seed=options.seed)
@@ -102,15 +101,6 @@ def _with_own_defaults(options: Options) -> Options:
     )
 
 
-def _free(workload: Workload) -> Workload:
-    """The same prompts without a script: the model says what comes out."""
-    requests = []
-    for spec in workload.requests:
-        assert isinstance(spec.prompt, TokenPrompt)
-        requests.append(replace(spec, prompt=TokenPrompt(spec.prompt.tokens, None)))
-    return replace(workload, requests=requests)
-
-
 def _check_tokens(workload: Workload, model: Model) -> None:
     vocab = model.config.vocab
     prompts = [spec.prompt for spec in workload.requests if isinstance(spec.prompt, TokenPrompt)]
@@ -145,15 +135,8 @@ def serve(
 
 
 def _hands(engine: EngineConfig, transfer: Transfer, model: Model) -> TorchHands:
-    config, cache = model.config, engine.cache
-    geometry = Geometry(
-        layers=config.layers,
-        kvs=1 if config.mla else 2,
-        heads=config.cached_heads,
-        dim=config.key_width,
-        page_size=cache.page_size,
-        dtype=config.dtype,
-    )
+    cache = engine.cache
+    geometry = geometry_of(model.config, cache.page_size)
     assert cache.l1_pages is not None
     device = Pool(geometry, "layer_first", cache.l1_pages, model.transformer.device)
     host = Pool(geometry, transfer.layout, max(cache.l2_pages or 0, 1))

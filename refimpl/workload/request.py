@@ -6,9 +6,9 @@ Must not know: caches, engines, how a request is carried out. Called by: scenari
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from refimpl.keys import Prompt
+from refimpl.keys import Prompt, TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +38,12 @@ class Workload:
     parallel_max: int | None = None
     block_size: int | None = None  # of a trace that names blocks
     hides_sharing: bool = False  # a trace that does not say what its prompts have in common
+
+
+def unscripted(workload: Workload) -> Workload:
+    """The same prompts without a script: the model says what comes out."""
+    requests = []
+    for spec in workload.requests:
+        assert isinstance(spec.prompt, TokenPrompt)
+        requests.append(replace(spec, prompt=TokenPrompt(spec.prompt.tokens, None)))
+    return replace(workload, requests=requests)

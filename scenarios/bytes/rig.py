@@ -13,8 +13,6 @@ from refimpl.cluster.router import Router
 from refimpl.config import CacheConfig, EngineConfig, PrefetchConfig, Transfer
 from refimpl.core.check import check_engine, check_quiescent
 from refimpl.core.engine import Engine
-from refimpl.keys import TokenPrompt
-from refimpl.memory.layout import Geometry
 from refimpl.memory.pool import Pool
 from refimpl.memory.transfer import Mover
 from refimpl.model.config import ModelConfig
@@ -23,7 +21,7 @@ from refimpl.model.transformer import Transformer
 from refimpl.model.weights import random_weights
 from refimpl.run.cost import Cost
 from refimpl.run.faults import Faults
-from refimpl.run.hands import PageStore, TorchHands
+from refimpl.run.hands import PageStore, TorchHands, geometry_of
 from refimpl.run.hardware import hardware_named, model_named
 from refimpl.run.lanes import LaneExecutor
 from refimpl.run.record import Record
@@ -96,14 +94,7 @@ def without_cache(rig: Rig) -> Rig:
 
 def torch_hands(rig: Rig, model: ModelConfig, seed: int = 1) -> TorchHands:
     """Hands over poisoned pools."""
-    geometry = Geometry(
-        layers=model.layers,
-        kvs=1 if model.mla else 2,
-        heads=model.cached_heads,
-        dim=model.key_width,
-        page_size=rig.page_size,
-        dtype=model.dtype,
-    )
+    geometry = geometry_of(model, rig.page_size)
     device = Pool(geometry, "layer_first", rig.l1_pages)
     host = Pool(geometry, rig.layout, max(rig.l2_pages, 1))
     for pool in (device, host):
@@ -134,15 +125,6 @@ def _run(
     record = world.run(workload)
     check_quiescent(engine)
     return record
-
-
-def free(workload: Workload) -> Workload:
-    """The same prompts without a script: the model says what comes out."""
-    requests = []
-    for spec in workload.requests:
-        assert isinstance(spec.prompt, TokenPrompt)
-        requests.append(replace(spec, prompt=TokenPrompt(spec.prompt.tokens, None)))
-    return replace(workload, requests=requests)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

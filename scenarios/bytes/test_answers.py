@@ -17,9 +17,9 @@ from refimpl.keys import TokenPrompt  # noqa: E402
 from refimpl.memory.transfer import Mover  # noqa: E402
 from refimpl.model.config import TINY_GQA, TINY_MLA, ModelConfig  # noqa: E402
 from refimpl.run.report import integers  # noqa: E402
-from refimpl.workload.request import Workload  # noqa: E402
+from refimpl.workload.request import Workload, unscripted  # noqa: E402
 from refimpl.workload.scenario import parse_scenario  # noqa: E402
-from scenarios.bytes.rig import Outcome, Rig, bits, free, run_bytes, run_null, without_cache  # noqa: E402
+from scenarios.bytes.rig import Outcome, Rig, bits, run_bytes, run_null, without_cache  # noqa: E402
 
 CHATS = "multi_turn:clients=3,rounds=4,request_length=14,output_length=6,vocab=256,rate=1000"
 PAIRS = [
@@ -39,7 +39,7 @@ def chats(seed: int = 3) -> Workload:
 def answers() -> dict[str, dict[int, list[int]]]:
     """What each model answers without any cache."""
     return {
-        model.name: run_bytes(without_cache(Rig()), model, free(chats())).outputs
+        model.name: run_bytes(without_cache(Rig()), model, unscripted(chats())).outputs
         for model in (TINY_GQA, TINY_MLA)
     }
 
@@ -51,7 +51,7 @@ def test_answers_do_not_depend_on_the_cache(
 ) -> None:
     if model.mla and layout == "page_head":
         pytest.skip(reason="an MLA pool has no heads to put first")
-    outcome = run_bytes(Rig(layout=layout, io_backend=io), model, free(chats()))
+    outcome = run_bytes(Rig(layout=layout, io_backend=io), model, unscripted(chats()))
     moved = integers(outcome.record)["pages_moved"]
     assert moved["load_back"] > 0
     assert moved["backup"] > 0
@@ -60,9 +60,9 @@ def test_answers_do_not_depend_on_the_cache(
 
 @pytest.mark.parametrize("layout", ["page_first", "page_head"])
 def test_every_page_left_in_the_cache_is_what_a_fresh_prefill_writes(layout: str) -> None:
-    small = kept_pages(run_bytes(Rig(layout=layout), TINY_GQA, free(chats())))
+    small = kept_pages(run_bytes(Rig(layout=layout), TINY_GQA, unscripted(chats())))
     roomy = Rig(layout=layout, l1_pages=400, l2_pages=600, storage="", chunk_tokens=4096)
-    fresh = kept_pages(run_bytes(roomy, TINY_GQA, free(chats())))
+    fresh = kept_pages(run_bytes(roomy, TINY_GQA, unscripted(chats())))
     assert len(small) > 20
     assert small == {key: fresh[key] for key in small}
 
@@ -104,7 +104,7 @@ def test_answers_do_not_depend_on_any_configuration(data: st.DataObject) -> None
             st.sampled_from(["", "load_fail=200000,backup_fail=200000,fetch_short=300000"])
         ),
     )
-    workload = free(chats(data.draw(st.integers(0, 3))))
+    workload = unscripted(chats(data.draw(st.integers(0, 3))))
     plain = run_bytes(without_cache(replace(rig, l1_pages=2400 // page)), TINY_GQA, workload)
     assert run_bytes(rig, TINY_GQA, workload).outputs == plain.outputs
 
@@ -119,7 +119,7 @@ def test_with_a_script_hands_with_and_without_bytes_decide_alike(
 
 
 def test_what_a_free_run_said_replayed_as_a_script_gives_the_same_log() -> None:
-    said = run_bytes(Rig(), TINY_GQA, free(chats()))
+    said = run_bytes(Rig(), TINY_GQA, unscripted(chats()))
     scripted = []
     for spec in chats().requests:
         assert isinstance(spec.prompt, TokenPrompt)
@@ -137,6 +137,6 @@ def test_a_copy_from_the_wrong_page_changes_answers(monkeypatch: pytest.MonkeyPa
         wrong = [(slot + 1) % mover.host.pages for slot in l2_slots]
         return load(mover, layer, wrong, l1_slots)
 
-    plain = run_bytes(without_cache(Rig()), TINY_GQA, free(chats())).outputs
+    plain = run_bytes(without_cache(Rig()), TINY_GQA, unscripted(chats())).outputs
     monkeypatch.setattr(Mover, "load_layer", beside)
-    assert run_bytes(Rig(), TINY_GQA, free(chats())).outputs != plain
+    assert run_bytes(Rig(), TINY_GQA, unscripted(chats())).outputs != plain

@@ -17,7 +17,8 @@ from refimpl.model.config import TINY_GQA  # noqa: E402
 from refimpl.run.hands import PageStore  # noqa: E402
 from refimpl.run.live import LiveExecutor, Pump, run_live  # noqa: E402
 from refimpl.run.report import integers  # noqa: E402
-from scenarios.bytes.rig import Rig, free, run_bytes, torch_hands, without_cache  # noqa: E402
+from refimpl.workload.request import unscripted  # noqa: E402
+from scenarios.bytes.rig import Rig, run_bytes, torch_hands, without_cache  # noqa: E402
 from scenarios.bytes.test_answers import chats  # noqa: E402
 
 pytestmark = pytest.mark.live
@@ -27,16 +28,16 @@ pytestmark = pytest.mark.live
 def test_answers_on_the_wall_clock_are_those_without_a_cache(policy: str) -> None:
     rig = Rig(write_policy=policy)
     executor = LiveExecutor(torch_hands(rig, TINY_GQA), PageStore())
-    record = run_live(Engine(rig.config), executor, free(chats()))
+    record = run_live(Engine(rig.config), executor, unscripted(chats()))
     assert integers(record)["pages_moved"]["load_back"] > 0
-    plain = run_bytes(without_cache(rig), TINY_GQA, free(chats()))
+    plain = run_bytes(without_cache(rig), TINY_GQA, unscripted(chats()))
     assert executor.outputs == plain.outputs
 
 
 def test_no_pump_outlives_its_run() -> None:
     before = threading.active_count()
     executor = LiveExecutor(torch_hands(Rig(), TINY_GQA), PageStore())
-    run_live(Engine(Rig().config), executor, free(chats()))
+    run_live(Engine(Rig().config), executor, unscripted(chats()))
     assert threading.active_count() == before
 
 
@@ -47,7 +48,7 @@ def test_what_stops_a_pump_comes_out_of_the_run(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Mover, "back_up", broken)
     executor = LiveExecutor(torch_hands(Rig(), TINY_GQA), PageStore())
     with pytest.raises(RuntimeError, match="the link is down"):
-        run_live(Engine(Rig().config), executor, free(chats()))
+        run_live(Engine(Rig().config), executor, unscripted(chats()))
 
 
 def test_a_pump_does_its_jobs_in_order() -> None:
