@@ -180,10 +180,13 @@ class Prefetcher:
         One that has no room waits for the reads under way to give back theirs.
         """
         for op in list(self._parked.values()):
-            hits = self._room_for(op, op.found)
+            hits = self._room_for(op.found)
             if not hits and any(other.slots for other in self._open_ops()):
                 return
             del self._parked[op.id]
+            if hits < op.found:
+                left = op.found - hits
+                self._out.facts.append(Skipped(op.rid, "prefetch", left, "host_capacity"))
             if hits:
                 self._start(op, hits)
             else:
@@ -197,7 +200,7 @@ class Prefetcher:
         self._note(op.rid, "started", hits)
         self._out.commands.append(Fetch(op.id, list(op.keys[op.first :]), list(op.slots)))
 
-    def _room_for(self, op: FetchOp, hits: int) -> int:
+    def _room_for(self, hits: int) -> int:
         """How many of ``hits`` pages L2 can stage now; 0 when that is below the threshold."""
         pool = self._cache.host.pool
         wanted = hits
@@ -207,8 +210,6 @@ class Prefetcher:
             wanted = min(hits, max(limit - held, 0))
         least = prefetch_pages_min(self._cache.config)
         room = self._cache.host.make_room(wanted) if wanted >= least else 0
-        if room < hits:
-            self._out.facts.append(Skipped(op.rid, "prefetch", hits - room, "host_capacity"))
         return room if room >= least else 0
 
     def landed(self, op_id: int, pages: int) -> None:
