@@ -78,7 +78,8 @@ def _with_fast(model: Model) -> Transformer:
 
 
 @pytest.mark.skipif(
-    find_spec("transformers") is None, reason="transformers, to compare with, is not installed"
+    find_spec("transformers") is None,
+    reason="no transformers to compare with: pip install -e '.[test]'",
 )
 @pytest.mark.filterwarnings("ignore")  # those of another library
 def test_the_first_tokens_are_those_of_transformers(model: Model) -> None:

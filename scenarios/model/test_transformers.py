@@ -10,7 +10,9 @@ import pytest
 
 pytest.importorskip("torch", reason="no torch: pip install -e '.[torch]'")
 if find_spec("transformers") is None:
-    pytest.skip("transformers, to compare with, is not installed", allow_module_level=True)
+    pytest.skip(
+        "no transformers to compare with: pip install -e '.[test]'", allow_module_level=True
+    )
 
 import torch
 
