@@ -5,6 +5,7 @@ Must not know: who holds a page, policies, what the values mean. Called by: tran
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +51,22 @@ class Pool:
         """The whole pool as flat 8-byte words; shares its memory. For a pool in host memory."""
         words: NDArray[np.uint64] = self.tensor.view(-1).view(torch.uint64).numpy()
         return words
+
+    def pieces(self, slot: int) -> tuple[memoryview, ...]:
+        """The bytes of a page in the order of its layout, as contiguous pieces; they share its memory.
+
+        For a pool in host memory. Joined they are what upstream's ``get_data_page`` gives (spec 3).
+        """
+        outer = axes_of(self.layout, self.geometry)
+        outer = outer[: outer.index("page")]
+        sizes = self.geometry.sizes(self.pages)
+        count = prod(sizes[axis] for axis in outer)  # pieces lie a part of the pool apart
+        size = self.geometry.page_bytes // count
+        whole = self.tensor.view(-1).view(torch.uint8)
+        step = whole.numel() // count
+        view: memoryview = whole.numpy().data
+        starts = (part * step + slot * size for part in range(count))
+        return tuple(view[start : start + size] for start in starts)
 
     def by_page(self) -> torch.Tensor:
         """The pool seen as [page, kv, layer, token, head, dim], whatever its layout."""

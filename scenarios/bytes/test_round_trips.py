@@ -120,3 +120,21 @@ def test_page_head_is_refused_where_there_are_no_heads() -> None:
 def test_a_head_of_odd_bytes_is_refused() -> None:
     with pytest.raises(ConfigError, match="multiple of 8 bytes"):
         Geometry(layers=1, kvs=2, heads=1, dim=3, page_size=1)
+
+
+@pytest.mark.parametrize(("geometry", "layout"), sorted({pair[:2] for pair in PAIRS}, key=str))
+def test_the_pieces_of_a_page_joined_are_what_upstream_stores(
+    geometry: Geometry, layout: str
+) -> None:
+    """Layout order, K before V (spec 3: ``get_data_page``), in as few pieces as the layout allows."""
+    pool = Pool(geometry, layout, 5)
+    tag(pool, 3)
+    axes = [axis for axis in AXES[layout] if axis != "page"]
+    order = ("kv", "layer", "token", "head", "dim")
+    flat = pool.by_page()[2].permute([order.index(axis) for axis in axes]).contiguous()
+    pieces = pool.pieces(2)
+    assert b"".join(pieces) == bits(flat).numpy().tobytes()
+    per_kv = geometry.layers if layout == "layer_first" else 1
+    assert len(pieces) == geometry.kvs * per_kv
+    pieces[0][:2] = b"\x07\x07"
+    assert bits(pool.by_page()[2]).flatten()[0] == 0x0707

@@ -1,0 +1,83 @@
+"""What a storage backend is: a store of named byte strings, asked in batches.
+
+Must not know: trees, slots of a tree, requests, tensors. Called by: every backend, the storage pumps,
+the conformance kit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from refimpl.storage.names import Identity, Namespace
+
+Pieces: TypeAlias = tuple[memoryview, ...]
+
+
+class StorageError(Exception):
+    """A store could not do what it was asked; the message is for whoever operates it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPage:
+    """A value in host memory: contiguous pieces of bytes, which in this order are its payload.
+
+    For a page of KV the order is that of its layout, K before V (spec 3): one piece for MLA and two for
+    K and V where a page is contiguous, one a layer and K or V for ``layer_first``. ``slot`` is its page
+    number in the host pool; None for anything else, such as a checksum.
+    """
+
+    pieces: Pieces
+    slot: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload."""
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a backend is opened with.
+
+    ``memory`` is the host memory in which every page of KV lies, for backends that register buffers;
+    ``extra`` holds the keys of the extra config that belong to the backend.
+    """
+
+    identity: Identity
+    namespace: Namespace
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    memory: tuple[memoryview, ...] = ()
+
+
+class Backend(Protocol):
+    """A store. Methods are called from several threads at once, and each with at most 128 names.
+
+    A method may raise anything: the caller counts it as a failure of the whole call. What is wrong
+    with one name is told by its place in the answer. A value is readable under its name when it is
+    complete and not before, and it never changes: setting a name that is there keeps what is there.
+    """
+
+    def exists(self, names: Sequence[str]) -> list[bool]:
+        """Which of ``names`` have a value, [name]."""
+        ...
+
+    def get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
+        """Fill ``pages`` with the values of ``names``, [name]: True where the whole page was filled.
+
+        A value of another length than the page is a miss. What a page holds after False is void.
+        """
+        ...
+
+    def set(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
+        """Store ``pages`` under ``names``, [name]: True where the value is there now."""
+        ...
+
+    def clear(self) -> int:
+        """Delete what belongs to the namespace it was opened with, and nothing else; how many."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections, files and threads; what is stored stays."""
+        ...

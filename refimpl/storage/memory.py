@@ -1,0 +1,85 @@
+"""A store in the memory of this process, shared by all who open the same name.
+
+Called by: factory.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Lock
+
+from refimpl.storage.backend import HostPage, Setting
+
+
+class _Shelf:
+    """The values of one store: bytes by name, the least recently used first."""
+
+    def __init__(self) -> None:
+        self.values: OrderedDict[str, bytes] = OrderedDict()
+        self.nbytes = 0
+        self.lock = Lock()
+
+
+_shelves: dict[str, _Shelf] = {}
+
+
+class MemoryBackend:
+    """``store`` in the extra config names the shelf ("default"); ``max_size`` bounds it, in bytes."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._namespace = setting.namespace
+        self._shelf = _shelves.setdefault(str(setting.extra.get("store", "default")), _Shelf())
+        self._bytes_max: int | None = setting.extra.get("max_size")
+
+    def exists(self, names: Sequence[str]) -> list[bool]:
+        """See Backend."""
+        with self._shelf.lock:
+            return [name in self._shelf.values for name in names]
+
+    def get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
+        """See Backend."""
+        return [self._get(name, page) for name, page in zip(names, pages, strict=True)]
+
+    def _get(self, name: str, page: HostPage) -> bool:
+        with self._shelf.lock:
+            value = self._shelf.values.get(name)
+            if value is None or len(value) != page.nbytes:
+                return False
+            self._shelf.values.move_to_end(name)
+        at = 0
+        for piece in page.pieces:
+            piece[:] = value[at : at + piece.nbytes]
+            at += piece.nbytes
+        return True
+
+    def set(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
+        """See Backend."""
+        return [self._set(name, page) for name, page in zip(names, pages, strict=True)]
+
+    def _set(self, name: str, page: HostPage) -> bool:
+        value = b"".join(page.pieces)
+        shelf = self._shelf
+        with shelf.lock:
+            if name in shelf.values:
+                shelf.values.move_to_end(name)
+                return True
+            if self._bytes_max is not None:
+                if len(value) > self._bytes_max:
+                    return False
+                while shelf.nbytes + len(value) > self._bytes_max:
+                    shelf.nbytes -= len(shelf.values.popitem(last=False)[1])
+            shelf.values[name] = value
+            shelf.nbytes += len(value)
+            return True
+
+    def clear(self) -> int:
+        """See Backend."""
+        with self._shelf.lock:
+            ours = [name for name in self._shelf.values if self._namespace.owns(name)]
+            for name in ours:
+                self._shelf.nbytes -= len(self._shelf.values.pop(name))
+        return len(ours)
+
+    def close(self) -> None:
+        """See Backend."""
