@@ -11,7 +11,7 @@ from cuda_numba.checks import PageList, page_list
 from cuda_numba.checksum import page_checksums
 from cuda_numba.fold import LayoutError, Shape, Strides
 from cuda_numba.heads import gather_heads, scatter_heads, staged_shape
-from cuda_numba.pages import copy_pages
+from cuda_numba.pages import copy_layers, copy_pages
 from cuda_numba.tuning import Tuning
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Shape",
     "Strides",
     "Tuning",
+    "copy_layers",
     "copy_pages",
     "gather_heads",
     "page_checksums",

@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import platform
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from llvmlite import ir
@@ -169,6 +169,7 @@ _copy, _stream, _checksum = _build(_SOURCES, can_stream=CAN_STREAM)
 
 # ---- threads ------------------------------------------------------------------------------------
 
+_Job = TypeVar("_Job")
 _lock = Lock()
 _pools: dict[int, ThreadPoolExecutor] = {}
 
@@ -195,26 +196,33 @@ if hasattr(os, "register_at_fork"):
 def share(rows: int, bytes_a_row: int, work: Callable[[int, int], None], threads: int) -> None:
     """Call ``work(begin, end)`` for parts of ``range(rows)``, in this thread and in others.
 
-    The parts are taken from one queue, so that a thread that is slow takes fewer. Returns when all
-    are done; the first error of any part is raised here.
+    Returns when all are done; the first error of any part is raised here.
     """
+    parts = _cut(rows, bytes_a_row, threads * SHARES_A_THREAD)
+    _drain(parts, lambda part: work(*part), threads)
+
+
+def _cut(rows: int, bytes_a_row: int, parts_max: int) -> list[tuple[int, int]]:
+    """``range(rows)`` in at most ``parts_max`` parts, none so small that handing it over costs more."""
     row_min = -(-SHARE_BYTES_MIN // max(1, bytes_a_row))
-    parts = min(threads * SHARES_A_THREAD, rows // row_min)
-    if threads < 2 or parts < 2:
-        work(0, rows)
-        return
-    edges = [rows * part // parts for part in range(parts + 1)]
-    todo = deque(pairwise(edges))
+    parts = max(1, min(parts_max, rows // row_min))
+    return list(pairwise(rows * part // parts for part in range(parts + 1)))
+
+
+def _drain(jobs: Sequence[_Job], work: Callable[[_Job], None], threads: int) -> None:
+    """Do ``jobs`` in order, from one queue, so that a thread that is slow takes fewer."""
+    todo = deque(jobs)
 
     def drain() -> None:
         while todo:
             try:
-                begin, end = todo.popleft()
+                job = todo.popleft()
             except IndexError:  # another thread took the last one
                 return
-            work(begin, end)
+            work(job)
 
-    others = [_pool(threads - 1).submit(drain) for _ in range(min(threads, parts) - 1)]
+    helpers = min(threads, len(jobs)) - 1
+    others = [_pool(threads - 1).submit(drain) for _ in range(helpers)]
     try:
         drain()
     finally:
@@ -259,6 +267,46 @@ def copy_nest(
 
     share(rows, bytes_a_row, work, threads)
     return stream
+
+
+def copy_layers(
+    dst: Words,
+    src: Words,
+    pages: tuple[NDArray[np.int64], NDArray[np.int64]],
+    nests: Sequence[Nest],
+    arrived: Callable[[int], None],
+    *,
+    threads: int = CORES,
+    stream: bool | None = None,
+) -> None:
+    """`copy_nest` for each nest in turn, without a pause between them; all is checked already.
+
+    ``arrived(i)`` is called when the i-th has been copied, by whichever thread ended it.
+    """
+    rows = len(pages[0]) * nests[0].rows_a_page
+    bytes_a_row = 8 * nests[0].sizes[3] * nests[0].sizes[4]
+    size = rows * bytes_a_row
+    if stream is None:
+        stream = size * len(nests) >= STREAM_BYTES_MIN
+    if size * len(nests) < 2 * SHARE_BYTES_MIN:
+        threads = 1
+    stream = stream and CAN_STREAM and all(is_streamable(n, dst.ctypes.data) for n in nests)
+    compiled = _stream if stream else _copy
+    parts = _cut(rows, bytes_a_row, threads)
+    left = [len(parts)] * len(nests)
+    lock = Lock()
+
+    def work(job: tuple[int, tuple[int, int]]) -> None:
+        number, part = job
+        nest = nests[number]
+        _fresh(compiled(dst, src, *pages, nest.to, nest.fro, nest.sizes, *part))
+        with lock:
+            left[number] -= 1
+            is_last = not left[number]
+        if is_last:
+            arrived(number)
+
+    _drain([(number, part) for number in range(len(nests)) for part in parts], work, threads)
 
 
 def checksum_nest(

@@ -1,11 +1,15 @@
-"""Copies of pages between two pools: gather, scatter and change of layout are all this one call.
+"""Copies of pages between two pools: gather, scatter and change of layout are all one copy.
 
 Oracle: ``dst[dst_pages] = src[src_pages]`` with both pools seen by axis (`oracle.view`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cuda_numba import checks, native
 from cuda_numba.arrays import span
@@ -38,18 +42,75 @@ def copy_pages(
     Raises `LayoutError` before anything is written: pages outside a pool, a page written twice, sides
     that share memory, strides that put two words in one place, arrays of a wrong type or form.
     """
-    runs_on = choose(backend, dst=dst, src=src)
-    pages = checks.page_lists(dst_pages, src_pages)
+    call = _Call(dst, src, (dst_pages, src_pages), (dst_strides, src_strides), shape, backend)
+    if call.is_empty:
+        return
     nest = fold(shape, dst_strides, src_strides, layer)
-    spans = span("dst", dst), span("src", src)
-    checks.nest_bounds(nest, (spans[0][1] // 8, spans[1][1] // 8), pages)
-    checks.apart(shape, dst_strides, pages[0])
-    checks.no_overlap(spans, (dst_strides, src_strides), pages)
-    if not len(pages[0]):
+    if call.runs_on == "cuda":
+        launcher().copy_nest(dst, src, call.pages, nest, stream, tuning)
         return
-    if runs_on == "cuda":
-        launcher().copy_nest(dst, src, pages, nest, stream, tuning)
+    threads, past = tuning.cpu_threads, tuning.stream_stores
+    native.copy_nest(dst, src, call.ids, nest, threads=threads, stream=past)
+
+
+def copy_layers(
+    dst: Any,
+    src: Any,
+    dst_pages: PageIds,
+    src_pages: PageIds,
+    dst_strides: Strides,
+    src_strides: Strides,
+    shape: Shape,
+    *,
+    arrived: Callable[[int], None],
+    stream: Any = None,
+    backend: Backend | None = None,
+    tuning: Tuning = DEFAULT,
+) -> None:
+    """`copy_pages` of all layers, in order, telling of each: ``arrived(layer)``.
+
+    It is told when the layer has been copied, by whichever thread did, or on a device when its copy
+    has been launched on ``stream``: what is recorded there then comes after it. Raises as
+    `copy_pages` does, before anything is told.
+    """
+    call = _Call(dst, src, (dst_pages, src_pages), (dst_strides, src_strides), shape, backend)
+    if call.is_empty:
+        for layer in range(shape.layers):
+            arrived(layer)
         return
-    checks.writable(dst)
-    ids = pages[0].ids, pages[1].ids
-    native.copy_nest(dst, src, ids, nest, threads=tuning.cpu_threads, stream=tuning.stream_stores)
+    nests = [fold(shape, dst_strides, src_strides, layer) for layer in range(shape.layers)]
+    if call.runs_on == "cuda":
+        for layer, nest in enumerate(nests):
+            launcher().copy_nest(dst, src, call.pages, nest, stream, tuning)
+            arrived(layer)
+        return
+    threads, past = tuning.cpu_threads, tuning.stream_stores
+    native.copy_layers(dst, src, call.ids, nests, arrived, threads=threads, stream=past)
+
+
+class _Call:
+    """What was asked for, checked: nothing that follows can go out of bounds."""
+
+    def __init__(
+        self,
+        dst: Any,
+        src: Any,
+        pages: tuple[PageIds, PageIds],
+        strides: tuple[Strides, Strides],
+        shape: Shape,
+        backend: Backend | None,
+    ) -> None:
+        self.runs_on = choose(backend, dst=dst, src=src)
+        self.pages = checks.page_lists(*pages)
+        whole = fold(shape, *strides)
+        spans = span("dst", dst), span("src", src)
+        checks.nest_bounds(whole, (spans[0][1] // 8, spans[1][1] // 8), self.pages)
+        checks.apart(shape, strides[0], self.pages[0])
+        checks.no_overlap(spans, strides, self.pages)
+        self.is_empty = not len(self.pages[0])
+        if self.runs_on == "cpu" and not self.is_empty:
+            checks.writable(dst)
+
+    @property
+    def ids(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return self.pages[0].ids, self.pages[1].ids

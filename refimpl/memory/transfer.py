@@ -7,9 +7,12 @@ Must not know: requests, ops, why pages move. Called by: hands, bench.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from threading import Event as Flag
+from threading import Thread
 from time import perf_counter_ns
+from typing import Any
 
 import torch
 
@@ -26,6 +29,49 @@ class Moved:
     ns: int = 0
 
 
+class Loading:
+    """A load-back under way: layers arrive in order, and each can be waited for by itself.
+
+    On a GPU the copies run on a stream of their own and a layer is an event of it. On a CPU they run
+    on a thread, so that layer l + 1 is copied while layer l is computed.
+    """
+
+    def __init__(self, layers: int, copy: Callable[[Callable[[int], None]], None]) -> None:
+        self._arrived = [Flag() for _ in range(layers)]
+        self._error: BaseException | None = None
+        self._copy = copy
+        self._thread = Thread(target=self._run, name="load_back", daemon=True)
+        self._thread.start()
+
+    def wait(self, layer: int) -> None:
+        """Return when ``layer`` is in L1; raises what stopped the copies."""
+        self._arrived[layer].wait()
+        if layer == len(self._arrived) - 1:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._copy(lambda layer: self._arrived[layer].set())
+        except BaseException as error:  # it is raised where the layer is waited for
+            self._error = error
+        for flag in self._arrived:
+            flag.set()
+
+
+class LoadingOnGpu:
+    """The same with events: who waits is the stream that computes, not the caller."""
+
+    def __init__(self, layers: int, copy: Callable[[Callable[[int], None]], None]) -> None:
+        self._events = [torch.cuda.Event() for _ in range(layers)]
+        copy(lambda layer: self._events[layer].record())
+
+    def wait(self, layer: int) -> None:
+        """Have the current stream wait until ``layer`` is in L1."""
+        torch.cuda.current_stream().wait_event(self._events[layer])
+
+
 class Mover:
     """Moves pages between one device pool and one host pool."""
 
@@ -39,62 +85,60 @@ class Mover:
         self.io_backend = io_backend
         self.moved = {"load_back": Moved(), "backup": Moved()}
         self._on_gpu = device.device.type == "cuda"
-        self._up = torch.cuda.Stream() if self._on_gpu else None
-        self._down = torch.cuda.Stream() if self._on_gpu else None
+        self._up = torch.cuda.Stream(device.device) if self._on_gpu else None
+        self._down = torch.cuda.Stream(device.device) if self._on_gpu else None
 
     def back_up(self, l1_slots: Sequence[int], l2_slots: Sequence[int]) -> None:
         """Copy pages L1 -> L2, all layers; returns when the bytes are there."""
         begun = perf_counter_ns()
-        if self.io_backend == "kernel":
-            self._kernel(self.host, self.device, l2_slots, l1_slots, None, self._down)
-        else:
-            for layer in range(self.device.geometry.layers):
-                self._direct(self.host, self.device, l2_slots, l1_slots, layer)
+        with torch.cuda.stream(self._down):
+            if self.io_backend == "kernel":
+                cuda_numba.copy_pages(
+                    *self._ends(self.host, self.device, l2_slots, l1_slots), stream=self._down
+                )
+            else:
+                for layer in range(self.device.geometry.layers):
+                    self._direct(self.host, self.device, l2_slots, l1_slots, layer)
         if self._down is not None:
             self._down.synchronize()
-        self._note("backup", len(l1_slots) * self.device.geometry.page_bytes, begun)
+        self._note("backup", len(l1_slots), begun)
 
-    def load_layer(
-        self, layer: int, l2_slots: Sequence[int], l1_slots: Sequence[int]
-    ) -> torch.cuda.Event | None:
-        """Copy one layer of pages L2 -> L1. On a GPU the event says when it has arrived."""
-        begun, geometry = perf_counter_ns(), self.device.geometry
-        if self.io_backend == "kernel":
-            self._kernel(self.device, self.host, l1_slots, l2_slots, layer, self._up)
-        else:
-            self._direct(self.device, self.host, l1_slots, l2_slots, layer)
-        layer_bytes = len(l1_slots) * geometry.page_bytes // geometry.layers
-        self._note("load_back", layer_bytes, begun)
-        if self._up is None:
-            return None
-        event = torch.cuda.Event()
-        event.record(self._up)
-        return event
+    def load(self, l2_slots: Sequence[int], l1_slots: Sequence[int]) -> Loading | LoadingOnGpu:
+        """Begin to copy pages L2 -> L1, layer by layer; what it returns says when each is there.
 
-    def _note(self, way: str, size: int, begun: int) -> None:
-        self.moved[way].bytes += size
+        Until the last layer has been waited for, nobody may write the pages of either side.
+        """
+        begun, pages = perf_counter_ns(), len(l1_slots)
+
+        def copy(arrived: Callable[[int], None]) -> None:
+            with torch.cuda.stream(self._up):
+                if self.io_backend == "kernel":
+                    ends = self._ends(self.device, self.host, l1_slots, l2_slots)
+                    cuda_numba.copy_layers(*ends, arrived=arrived, stream=self._up)
+                else:
+                    for layer in range(self.device.geometry.layers):
+                        self._direct(self.device, self.host, l1_slots, l2_slots, layer)
+                        arrived(layer)
+            self._note("load_back", pages, begun)
+
+        kind = LoadingOnGpu if self._on_gpu else Loading
+        return kind(self.device.geometry.layers, copy)
+
+    def finish(self) -> None:
+        """Return when all that was launched on the device has been done."""
+        if self._on_gpu:
+            torch.cuda.synchronize(self.device.device)
+
+    def _note(self, way: str, pages: int, begun: int) -> None:
+        self.moved[way].bytes += pages * self.device.geometry.page_bytes
         self.moved[way].ns += perf_counter_ns() - begun
 
-    def _kernel(
-        self,
-        to: Pool,
-        fro: Pool,
-        to_slots: Sequence[int],
-        from_slots: Sequence[int],
-        layer: int | None,
-        stream: torch.cuda.Stream | None,
-    ) -> None:
-        cuda_numba.copy_pages(
-            _words(to, on_gpu=self._on_gpu),
-            _words(fro, on_gpu=self._on_gpu),
-            to_slots,
-            from_slots,
-            to.strides,
-            fro.strides,
-            self.device.geometry.words,
-            layer=layer,
-            stream=stream,
-        )
+    def _ends(
+        self, to: Pool, fro: Pool, to_slots: Sequence[int], from_slots: Sequence[int]
+    ) -> tuple[Any, ...]:
+        """What a copy of our kernels begins with: both pools, both page lists, both layouts."""
+        words = (_words(pool, on_gpu=self._on_gpu) for pool in (to, fro))
+        return (*words, to_slots, from_slots, to.strides, fro.strides, to.geometry.words)
 
     def _direct(
         self,

@@ -61,8 +61,7 @@ def bench_copy(repeats: int = 7) -> dict[str, Any]:
 
 
 def _load(mover: Mover, l2: list[int], l1: list[int]) -> None:
-    for layer in range(_GEOMETRY.layers):
-        mover.load_layer(layer, l2, l1)
+    mover.load(l2, l1).wait(_GEOMETRY.layers - 1)
 
 
 def _torch_indexing(device: Pool, host: Pool, l1: list[int], l2: list[int]) -> None:

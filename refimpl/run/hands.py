@@ -8,7 +8,7 @@ Must not know: clocks, lanes, the tree, why anything is ordered. Called by: virt
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,8 +17,8 @@ from refimpl.config import ConfigError
 from refimpl.keys import PageKey, TokenPrompt
 from refimpl.memory.layout import Geometry
 from refimpl.memory.pool import Pool
-from refimpl.memory.transfer import Mover
-from refimpl.messages import BackUp, Load, PageTable, RunBatch, Submit
+from refimpl.memory.transfer import Loading, LoadingOnGpu, Mover
+from refimpl.messages import Load, PageTable, RunBatch, Submit
 from refimpl.model.config import ModelConfig
 from refimpl.model.paged import Chunk, KvView
 from refimpl.model.sampling import GREEDY, Sampling, choose
@@ -119,7 +119,8 @@ class TorchHands:
             )
             for item in batch.items
         ]
-        logits = self.model.forward(chunks, self._kv, lambda layer: self._load(layer, loads))
+        loading = self._load(loads) if loads else None
+        logits = self.model.forward(chunks, self._kv, loading.wait if loading else None)
         tokens: dict[int, list[int]] = {}
         ended = []
         for item, row in zip(batch.items, logits, strict=True):
@@ -129,13 +130,14 @@ class TorchHands:
             tokens[item.rid] = [token]
             if stops:
                 ended.append(item.rid)
+        self.mover.finish()
         return Produced(1, tokens, tuple(ended))
 
-    def _load(self, layer: int, loads: list[Load]) -> None:
-        for load in loads:
-            arrived = self.mover.load_layer(layer, load.l2_slots, load.l1_slots)
-            if arrived is not None:
-                torch.cuda.current_stream().wait_event(arrived)
+    def _load(self, loads: list[Load]) -> Loading | LoadingOnGpu:
+        """All loads of a batch as one."""
+        l2_slots = [slot for load in loads for slot in load.l2_slots]
+        l1_slots = [slot for load in loads for slot in load.l1_slots]
+        return self.mover.load(l2_slots, l1_slots)
 
     def decode(self, batch: RunBatch, is_cut: Callable[[], bool] | None = None) -> Produced:
         """Up to ``steps_max`` steps of all who run; fewer when one of them ends or it is cut.
@@ -157,6 +159,7 @@ class TorchHands:
             steps += 1
             if is_cut is not None and is_cut():
                 break
+        self.mover.finish()
         return Produced(steps, tokens, tuple(ended))
 
     def commit(self, produced: Produced, steps: int) -> Produced:
@@ -198,9 +201,9 @@ class TorchHands:
 
     # ---- copies ---------------------------------------------------------------------------------
 
-    def back_up(self, command: BackUp, pages: int) -> None:
-        """Copy the leading ``pages`` pages L1 -> L2."""
-        self.mover.back_up(command.l1_slots[:pages], command.l2_slots[:pages])
+    def back_up(self, l1_slots: Sequence[int], l2_slots: Sequence[int]) -> None:
+        """Copy pages L1 -> L2."""
+        self.mover.back_up(l1_slots, l2_slots)
 
     def page_bytes(self, l2_slot: int) -> torch.Tensor:
         """A page of L2 as [kv, layer, token, head, dim], a copy of its own."""

@@ -8,6 +8,7 @@ Must not know: what an engine decides, HTTP. Called by: the command line, bench,
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
@@ -101,6 +102,7 @@ class LiveExecutor:
         self.outputs: dict[int, list[int]] = {}
         self._pages = pages
         self._cut = Flag()
+        self._backups: deque[BackUp] = deque()
         self._cancelled: set[int] = set()  # fetches to stop; asked, never iterated
         self._device, self._down = Pump("device"), Pump("host_down")
         self._read, self._write = Pump("l3_read"), Pump("l3_write")
@@ -123,7 +125,8 @@ class LiveExecutor:
             case Withdraw():
                 self._device.put(lambda: self.hands.withdraw(command.rid))
             case BackUp():
-                self._down.put(lambda: self._back_up(command))
+                self._backups.append(command)
+                self._down.put(self._back_up)
             case Probe():
                 self._read.put(lambda: self._probe(command))
             case Fetch():
@@ -165,10 +168,17 @@ class LiveExecutor:
         self.hands.commit(produced, produced.steps)
         self.inbox.put(BatchDone(produced.steps, (), produced.tokens, produced.ended))
 
-    def _back_up(self, command: BackUp) -> None:
-        pages = len(command.l1_slots)
-        self.hands.back_up(command, pages)
-        self.inbox.put(BackedUp(command.op, pages))
+    def _back_up(self) -> None:
+        """All backups that wait, as one copy; those that come meanwhile are the next one."""
+        waiting = [self._backups.popleft() for _ in range(len(self._backups))]
+        if not waiting:  # an earlier call took them along
+            return
+        self.hands.back_up(
+            [slot for command in waiting for slot in command.l1_slots],
+            [slot for command in waiting for slot in command.l2_slots],
+        )
+        for command in waiting:
+            self.inbox.put(BackedUp(command.op, len(command.l1_slots)))
 
     def _probe(self, command: Probe) -> None:
         self.inbox.put(Probed(command.op, self._pages.leading_run(command.keys)))

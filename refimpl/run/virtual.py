@@ -85,7 +85,7 @@ class VirtualHands:
             case BackedUp():
                 command = self._copies.pop(event.op)
                 assert isinstance(command, BackUp)
-                self.hands.back_up(command, event.pages)
+                self.hands.back_up(command.l1_slots[: event.pages], command.l2_slots[: event.pages])
             case Stored():
                 command = self._copies.pop(event.op)
                 assert isinstance(command, Store)

@@ -131,12 +131,12 @@ def test_what_a_free_run_said_replayed_as_a_script_gives_the_same_log() -> None:
 
 def test_a_copy_from_the_wrong_page_changes_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of the tests: a load that reads the slot beside the right one is noticed."""
-    load = Mover.load_layer
+    load = Mover.load
 
-    def beside(mover: Mover, layer: int, l2_slots: list[int], l1_slots: list[int]) -> object:
+    def beside(mover: Mover, l2_slots: list[int], l1_slots: list[int]) -> object:
         wrong = [(slot + 1) % mover.host.pages for slot in l2_slots]
-        return load(mover, layer, wrong, l1_slots)
+        return load(mover, wrong, l1_slots)
 
     plain = run_bytes(without_cache(Rig()), TINY_GQA, unscripted(chats())).outputs
-    monkeypatch.setattr(Mover, "load_layer", beside)
+    monkeypatch.setattr(Mover, "load", beside)
     assert run_bytes(Rig(), TINY_GQA, unscripted(chats())).outputs != plain

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ pytest.importorskip("numba", reason="io backend kernel needs numba")
 
 from refimpl.core.engine import Engine  # noqa: E402
 from refimpl.memory.transfer import Mover  # noqa: E402
+from refimpl.messages import BackedUp, BackUp  # noqa: E402
 from refimpl.model.config import TINY_GQA  # noqa: E402
 from refimpl.run.hands import PageStore  # noqa: E402
 from refimpl.run.live import LiveExecutor, Pump, run_live  # noqa: E402
@@ -90,7 +92,7 @@ def test_run_serves_a_model_and_finds_all_answers_equal(
 def test_run_fails_when_a_tier_changes_an_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Mover, "load_layer", lambda *_: None)
+    monkeypatch.setattr(Mover, "load", lambda *_: SimpleNamespace(wait=lambda _: None))
     words = ("run", "--model-path", "tiny-gqa", "--compare", *LOAD)
     assert called(monkeypatch, *words, "--json") == 1
     assert json.loads(capsys.readouterr().out)["answers_equal"] is False
@@ -124,3 +126,29 @@ def test_what_a_real_run_can_not_do_is_one_line(
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     assert reason in error
+
+
+def test_backups_that_wait_together_become_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each is told of by itself: one event a command (contract 1 of messages.py)."""
+    asked: list[list[int]] = []
+    first_runs, others_wait = threading.Event(), threading.Event()
+
+    def noted(_: Mover, l1_slots: list[int], l2_slots: list[int]) -> None:
+        asked.append([*l1_slots, *l2_slots])
+        first_runs.set()
+        assert others_wait.wait(20)
+
+    monkeypatch.setattr(Mover, "back_up", noted)
+    executor = LiveExecutor(torch_hands(Rig(), TINY_GQA), PageStore())
+    executor.submit(BackUp(1, [0], [10]))
+    assert first_runs.wait(20)
+    executor.submit(BackUp(2, [1, 2], [11, 12]))
+    executor.submit(BackUp(3, [3], [13]))
+    others_wait.set()
+    executor.close()
+    assert asked == [[0, 10], [1, 2, 3, 11, 12, 13]]
+    assert [executor.inbox.get_nowait() for _ in range(3)] == [
+        BackedUp(1, 1),
+        BackedUp(2, 2),
+        BackedUp(3, 1),
+    ]

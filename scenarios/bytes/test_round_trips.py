@@ -34,6 +34,11 @@ def tag(pool: Pool, salt: int) -> None:
     pool.by_page().copy_(view.view(pool.tensor.dtype))
 
 
+def loaded(mover: Mover, l2: list[int], l1: list[int]) -> None:
+    """Load pages and wait for all layers."""
+    mover.load(l2, l1).wait(mover.host.geometry.layers - 1)
+
+
 @pytest.mark.parametrize(("geometry", "layout", "io"), PAIRS)
 def test_pages_come_back_as_they_went(geometry: Geometry, layout: str, io: str) -> None:
     device, host = Pool(geometry, "layer_first", 8), Pool(geometry, layout, 11)
@@ -42,24 +47,26 @@ def test_pages_come_back_as_they_went(geometry: Geometry, layout: str, io: str) 
     l1, l2, to = [5, 6, 0, 3], [2, 3, 10, 7], [1, 2, 4, 7]
     mover.back_up(l1, l2)
     device.tensor.zero_()
-    for layer in range(geometry.layers):
-        mover.load_layer(layer, l2, to)
+    loaded(mover, l2, to)
     assert torch.equal(bits(device.by_page()[to]), bits(before[l1]))
     others = [slot for slot in range(8) if slot not in to]
     assert not bits(device.by_page()[others]).any()
 
 
 @pytest.mark.parametrize(("geometry", "layout", "io"), PAIRS)
-def test_a_layer_that_was_not_loaded_is_untouched(geometry: Geometry, layout: str, io: str) -> None:
+def test_layers_arrive_in_order_and_each_is_whole_when_it_has(
+    geometry: Geometry, layout: str, io: str
+) -> None:
+    """Each layer is compared as soon as it has been waited for, not at the end."""
     device, host = Pool(geometry, "layer_first", 4), Pool(geometry, layout, 4)
     tag(device, 9)
-    mover = Mover(device, host, io)
+    before, mover = device.by_page()[:2].clone(), Mover(device, host, io)
     mover.back_up([0, 1], [2, 3])
     device.tensor.zero_()
-    mover.load_layer(1, [2, 3], [0, 1])
-    loaded = bits(device.by_page()[:2])
-    assert loaded[:, :, 1].any()
-    assert not loaded[:, :, [0, 2]].any()
+    loading = mover.load([2, 3], [0, 1])
+    for layer in range(geometry.layers):
+        loading.wait(layer)
+        assert torch.equal(bits(device.by_page()[:2, :, layer]), bits(before[:, :, layer]))
 
 
 @settings(max_examples=30, deadline=None)
@@ -81,8 +88,7 @@ def test_nan_minus_zero_and_denormals_survive() -> None:
     device.by_page()[0] = odd
     before, mover = device.by_page()[0].clone(), Mover(device, host, "kernel")
     mover.back_up([0], [1])
-    for layer in range(GQA.layers):
-        mover.load_layer(layer, [1], [1])
+    loaded(mover, [1], [1])
     assert torch.equal(bits(device.by_page()[1]), bits(before))
 
 
