@@ -90,7 +90,7 @@ def copy_rates(
         sides = strides[two], strides[one]
         target = oracle.view(dst, pool_pages, strides[two], shape)
         source = oracle.view(src, pool_pages, strides[one], shape)
-        seconds = _take_turns(
+        seconds = take_turns(
             repeats,
             partial(copy_pages, dst, src, to, fro, *sides, shape, tuning=tuning),
             partial(plain_copy, dst, src, pages * shape.total, threads),
@@ -112,7 +112,7 @@ def plain_copy(dst: Words, src: Words, words: int, threads: int) -> None:
     native.share(pieces, PLAIN_PIECE_BYTES, work, threads)
 
 
-def _take_turns(repeats: int, *calls: Callable[[], None]) -> list[float]:
+def take_turns(repeats: int, *calls: Callable[[], None]) -> list[float]:
     """Seconds of the least disturbed turn of each call; the first of each is not counted."""
     seconds: list[list[float]] = [[] for _ in calls]
     for turn in range(repeats + 1):

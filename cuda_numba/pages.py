@@ -15,7 +15,7 @@ from cuda_numba import checks, native
 from cuda_numba.arrays import span
 from cuda_numba.backend import Backend, choose, launcher
 from cuda_numba.checks import PageIds
-from cuda_numba.fold import Shape, Strides, fold
+from cuda_numba.fold import Nest, Shape, Strides, fold
 from cuda_numba.tuning import DEFAULT, Tuning
 
 
@@ -45,7 +45,7 @@ def copy_pages(
     call = _Call(dst, src, (dst_pages, src_pages), (dst_strides, src_strides), shape, backend)
     if call.is_empty:
         return
-    nest = fold(shape, dst_strides, src_strides, layer)
+    nest = call.nest(layer)
     if call.runs_on == "cuda":
         launcher().copy_nest(dst, src, call.pages, nest, stream, tuning)
         return
@@ -78,7 +78,7 @@ def copy_layers(
         for layer in range(shape.layers):
             arrived(layer)
         return
-    nests = [fold(shape, dst_strides, src_strides, layer) for layer in range(shape.layers)]
+    nests = [call.nest(layer) for layer in range(shape.layers)]
     if call.runs_on == "cuda":
         for layer, nest in enumerate(nests):
             launcher().copy_nest(dst, src, call.pages, nest, stream, tuning)
@@ -102,6 +102,7 @@ class _Call:
     ) -> None:
         self.runs_on = choose(backend, dst=dst, src=src)
         self.pages = checks.page_lists(*pages)
+        self._shape, self._strides = shape, strides
         whole = fold(shape, *strides)
         spans = span("dst", dst), span("src", src)
         checks.nest_bounds(whole, (spans[0][1] // 8, spans[1][1] // 8), self.pages)
@@ -110,6 +111,9 @@ class _Call:
         self.is_empty = not len(self.pages[0])
         if self.runs_on == "cpu" and not self.is_empty:
             checks.writable(dst)
+
+    def nest(self, layer: int | None) -> Nest:
+        return fold(self._shape, *self._strides, layer, far_inside=self.runs_on == "cpu")
 
     @property
     def ids(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -133,6 +133,17 @@ Compare = Annotated[
 ArithmeticName = Annotated[
     str, typer.Option(help="reference (batch-invariant) or fast", rich_help_panel="Model")
 ]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="of weights and KV: auto (the file's own), bfloat16, float16 or float32",
+        rich_help_panel="Model",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(help="auto (a GPU if there is one), cpu or cuda", rich_help_panel="Model"),
+]
 
 
 @app.command()
@@ -141,12 +152,15 @@ def run(
     options: Options,
     model_path: ModelPath = None,
     arithmetic: ArithmeticName = "reference",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
     compare: Compare = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what each tier is worth: the same chats with no cache, L1, L2 and L3."""
     if model_path is not None:
-        _run_real(options, model_path, arithmetic, compare, as_json)
+        how = {"arithmetic": arithmetic, "dtype": dtype, "device": device}
+        _run_real(options, {"path": model_path} | how, compare=compare, as_json=as_json)
         return
     from refimpl.run.show import show_tier_sets, terminal
     from refimpl.run.tier_sets import for_json, notices, run_tier_sets
@@ -163,25 +177,23 @@ def run(
     show_tier_sets(terminal(), done)
 
 
-def _run_real(
-    options: Options, model_path: str, arithmetic: str, compare: bool, as_json: bool
-) -> None:
+def _run_real(options: Options, model: dict[str, str], *, compare: bool, as_json: bool) -> None:
     """Exit code 1 when two tier sets answer differently."""
     try:
-        from refimpl.run.real import RealRun, answers_equal, for_json
+        from refimpl.run.real import ModelChoice, RealRun, answers_equal, for_json
     except ImportError as error:
         raise ConfigError(
             f"--model-path needs {error.name}: pip install -e '.[torch,kernels]'"
         ) from None
     from refimpl.run.show import progress_bar, show_served, terminal
 
-    plan = RealRun(options, model_path, arithmetic, compare=compare)
+    plan = RealRun(options, ModelChoice(**model), compare=compare)
     with progress_bar(plan.requests) as progress:
         done = plan.run(progress)
     if as_json:
         print(json.dumps(for_json(done), sort_keys=True))
     else:
-        print(f"Served by {model_path} on the wall clock, arithmetic {arithmetic}.")
+        print(f"Served by {plan.served_by} on the wall clock.")
         show_served(terminal(), done, equal=answers_equal(done) if compare else None)
     if not answers_equal(done):
         raise typer.Exit(1)
@@ -256,13 +268,26 @@ def _bench_bytes(name: str) -> dict[str, Any]:
 def bench(
     name: Annotated[str, typer.Argument(help="sim, tree, copy or ttft")],
     trace: Annotated[Path | None, typer.Option(help="Mooncake trace to replay in sim")] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="write the ratios into golden/wall_clock.json")
+    ] = False,
+    golden_dir: GoldenDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure simulator, tree, copies or a real model beside a floor taken in the same run."""
+    """Measure simulator, tree, copies or a real model beside a floor taken in the same run.
+
+    Ratios that were kept on such a machine are printed beside those of this run.
+    """
+    from refimpl.run import baselines
     from refimpl.run.bench import run_bench
+    from refimpl.run.golden import golden_folder
     from refimpl.run.show import figure_rows, grid, terminal
 
     figures = _bench_bytes(name) if name in ("copy", "ttft") else run_bench(name, trace)
+    if keep:
+        print(baselines.keep(golden_folder(golden_dir), name, figures), file=sys.stderr)
+    elif "ratios" in figures:
+        figures = baselines.with_kept(golden_folder(golden_dir), name, figures)
     if as_json:
         print(json.dumps(figures, sort_keys=True))
     else:

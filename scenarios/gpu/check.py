@@ -78,6 +78,7 @@ def summary(result: dict[str, Any]) -> list[str]:
     lines.append(
         f"equality: {equality.get('checked', 0)} checked, {equality.get('wrong', [])} wrong"
     )
+    lines.append(f"end to end: {result.get('end_to_end', {}).get('wrong', 'not run')} wrong")
     peak = result.get("peak", {})
     rates = result.get("rates", {}).get("rows", [])
     for path, engine in peak.items():
@@ -252,8 +253,16 @@ def _products(one: Iterable[Any], two: list[Any]) -> list[tuple[Any, Any]]:
     return [(a, b) for a in one for b in two]
 
 
+def end_to_end(_: argparse.Namespace, __: Any) -> dict[str, Any]:
+    """Pages and answers through pools and both io backends, loads beside the computation."""
+    from scenarios.gpu.end_to_end import wrong_answers, wrong_bytes
+
+    return {"wrong": [*wrong_bytes("cuda"), *wrong_answers("cuda")]}
+
+
 PARTS = {
     "equality": equality,
+    "end_to_end": end_to_end,
     "peak": peak,
     "launch_cost": launch_cost,
     "rates": rates,
@@ -292,7 +301,7 @@ def main() -> int:
         print(text)
     print("\n".join(summary(result)), file=sys.stderr)
     failed = any("error" in part for part in result.values())
-    return int(failed or bool(result.get("equality", {}).get("wrong")))
+    return int(failed or any(part.get("wrong") for part in result.values()))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from scenarios.gpu import check
 from scenarios.kernels.case import seeded_case
 from scenarios.tidy import ROOT
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SCRIPT = ROOT / "scenarios" / "gpu" / "check.py"
 
 
@@ -77,6 +78,18 @@ def test_a_part_that_fails_leaves_its_error_and_stops_no_other(
     assert "no device" in result["equality"]["error"]
     assert result["peak"] == {"device->pinned": 50.0}
     assert "OSError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_bytes_and_answers_are_right_end_to_end(device: str) -> None:
+    """On the CPU with its twin of the kernels; on a GPU with the kernels, where there is one."""
+    torch = pytest.importorskip("torch", reason="pools are tensors: pip install -e '.[torch]'")
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    from scenarios.gpu.end_to_end import wrong_answers, wrong_bytes
+
+    assert wrong_bytes(device) == []
+    assert wrong_answers(device) == []
 
 
 def test_the_summary_names_errors_wrong_words_and_ratios() -> None:

@@ -24,7 +24,7 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         cwd=ROOT,
-        env={**inherited, "NUMBA_ENABLE_CUDASIM": "1"},
+        env={**inherited, "SCENARIOS_SIMULATE": "1"},
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,

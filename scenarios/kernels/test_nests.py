@@ -84,6 +84,15 @@ def test_a_source_is_read_in_the_order_in_which_it_lies() -> None:
         assert fro == sorted(fro), (src, dst)
 
 
+def test_far_places_are_streams_that_move_on() -> None:
+    """Layers lie far apart in one layout: innermost, each of them is read or written in order."""
+    strides = bench.layouts(SHAPE, 7)
+    for src, dst in (("layer_first", "page_head"), ("page_head", "layer_first")):
+        found = fold(SHAPE, strides[dst], strides[src], far_inside=True)
+        assert found.sizes[3] == SHAPE.layers
+        assert sorted(places(found)) == sorted(places(nest(src, dst)))
+
+
 def test_a_long_run_is_cut_where_nothing_else_keeps_reads_in_flight() -> None:
     whole = fold(Shape(1, 1, 1, 64, 48), *[compact(Shape(1, 1, 1, 64, 48))] * 2)
     assert whole.sizes == (1, 1, 1, 1, 3072)

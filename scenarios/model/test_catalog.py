@@ -44,7 +44,7 @@ def test_an_unknown_arithmetic_is_answered_with_the_choices() -> None:
 
 
 def test_an_unknown_dtype_is_answered_with_the_choices() -> None:
-    with pytest.raises(ConfigError, match="choose one of float32"):
+    with pytest.raises(ConfigError, match="choose one of auto, float32"):
         open_model("tiny-gqa", dtype="int4")
 
 
