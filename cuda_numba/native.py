@@ -269,13 +269,13 @@ def copy_nest(
     return stream
 
 
-def copy_layers(
+def copy_nests(
     dst: Words,
     src: Words,
     pages: tuple[NDArray[np.int64], NDArray[np.int64]],
     nests: Sequence[Nest],
-    arrived: Callable[[int], None],
     *,
+    arrived: Callable[[int], None],
     threads: int = CORES,
     stream: bool | None = None,
 ) -> None:
@@ -283,17 +283,20 @@ def copy_layers(
 
     ``arrived(i)`` is called when the i-th has been copied, by whichever thread ended it.
     """
-    rows = len(pages[0]) * nests[0].rows_a_page
-    bytes_a_row = 8 * nests[0].sizes[3] * nests[0].sizes[4]
-    size = rows * bytes_a_row
+    size = 8 * len(pages[0]) * sum(nest.words_a_page for nest in nests)
     if stream is None:
-        stream = size * len(nests) >= STREAM_BYTES_MIN
-    if size * len(nests) < 2 * SHARE_BYTES_MIN:
+        stream = size >= STREAM_BYTES_MIN
+    if size < 2 * SHARE_BYTES_MIN:
         threads = 1
     stream = stream and CAN_STREAM and all(is_streamable(n, dst.ctypes.data) for n in nests)
     compiled = _stream if stream else _copy
-    parts = _cut(rows, bytes_a_row, threads)
-    left = [len(parts)] * len(nests)
+    jobs = []
+    left = []  # parts of each nest that are not done
+    for number, nest in enumerate(nests):
+        bytes_a_row = 8 * nest.sizes[3] * nest.sizes[4]
+        parts = _cut(len(pages[0]) * nest.rows_a_page, bytes_a_row, threads)
+        jobs += [(number, part) for part in parts]
+        left.append(len(parts))
     lock = Lock()
 
     def work(job: tuple[int, tuple[int, int]]) -> None:
@@ -306,7 +309,7 @@ def copy_layers(
         if is_last:
             arrived(number)
 
-    _drain([(number, part) for number in range(len(nests)) for part in parts], work, threads)
+    _drain(jobs, work, threads)
 
 
 def checksum_nest(

@@ -6,7 +6,7 @@ Oracle: ``dst[dst_pages] = src[src_pages]`` with both pools seen by axis (`oracl
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from cuda_numba.backend import Backend, choose, launcher
 from cuda_numba.checks import PageIds
 from cuda_numba.fold import Nest, Shape, Strides, fold
 from cuda_numba.tuning import DEFAULT, Tuning
+
+PIECE_BYTES_MIN: Final = 4096  # a page of memory: then each is looked up once
 
 
 def copy_pages(
@@ -70,22 +72,32 @@ def copy_layers(
     """`copy_pages` of all layers, in order, telling of each: ``arrived(layer)``.
 
     It is told when the layer has been copied, by whichever thread did, or on a device when its copy
-    has been launched on ``stream``: what is recorded there then comes after it. Raises as
-    `copy_pages` does, before anything is told.
+    has been launched on ``stream``: what is recorded there then comes after it. A CPU copies layers
+    that lie close together in one go and tells of each. Raises as `copy_pages` does, before anything
+    is told.
     """
     call = _Call(dst, src, (dst_pages, src_pages), (dst_strides, src_strides), shape, backend)
     if call.is_empty:
         for layer in range(shape.layers):
             arrived(layer)
         return
-    nests = [call.nest(layer) for layer in range(shape.layers)]
     if call.runs_on == "cuda":
-        for layer, nest in enumerate(nests):
-            launcher().copy_nest(dst, src, call.pages, nest, stream, tuning)
+        for layer in range(shape.layers):
+            launcher().copy_nest(dst, src, call.pages, call.nest(layer), stream, tuning)
             arrived(layer)
         return
-    threads, past = tuning.cpu_threads, tuning.stream_stores
-    native.copy_layers(dst, src, call.ids, nests, arrived, threads=threads, stream=past)
+    groups = call.groups()
+
+    def group_arrived(number: int) -> None:
+        for layer in groups[number]:
+            arrived(layer)
+
+    native.copy_nests(
+        *(dst, src, call.ids, [call.nest_of(group) for group in groups]),
+        arrived=group_arrived,
+        threads=tuning.cpu_threads,
+        stream=tuning.stream_stores,
+    )
 
 
 class _Call:
@@ -114,6 +126,21 @@ class _Call:
 
     def nest(self, layer: int | None) -> Nest:
         return fold(self._shape, *self._strides, layer, far_inside=self.runs_on == "cpu")
+
+    def groups(self) -> list[range]:
+        """Layers to copy together on a CPU, so that what lies together is read in one go.
+
+        Layer by layer, pieces of 128 bytes 4 KB apart came with 3 GB/s, and with 20 in one go.
+        """
+        closest = 8 * min(strides.layer for strides in self._strides)
+        size = min(-(-PIECE_BYTES_MIN // max(1, closest)), self._shape.layers)
+        layers = range(self._shape.layers)
+        return [layers[first : first + size] for first in layers[::size]]
+
+    def nest_of(self, layers: range) -> Nest:
+        """The loops over some neighbouring layers."""
+        strides = (each._replace(base=each.base + layers[0] * each.layer) for each in self._strides)
+        return fold(self._shape._replace(layers=len(layers)), *strides, far_inside=True)
 
     @property
     def ids(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
