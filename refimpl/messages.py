@@ -23,6 +23,7 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
+from refimpl.config import PrefetchConfig
 from refimpl.keys import PageKey, Prompt
 
 
@@ -113,12 +114,18 @@ class Stored(Event, frozen=True, gc=False):
 
 
 class AttachStorage(Event, frozen=True, gc=False):
-    """Turn L3 on. ``drain`` says what to do when the engine is not idle: see ``core.attach``."""
+    """Turn L3 on. ``drain`` says what to do when the engine is not idle: see ``core.attach``.
+
+    ``extra_config`` is passed on to whoever opens the backend; what of it concerns prefetches is
+    given as ``prefetch``, whose policy counts where ``prefetch_policy`` is not given.
+    """
 
     backend: str
     prefetch_policy: str | None = None
     write_policy: str | None = None
     drain: str = "none"
+    extra_config: str = ""
+    prefetch: PrefetchConfig | None = None
 
 
 class DetachStorage(Event, frozen=True, gc=False):
@@ -244,6 +251,7 @@ class OpenStorage(Command, frozen=True, gc=False):
     """Build and connect the L3 backend."""
 
     backend: str
+    extra_config: str = ""
 
 
 class CloseStorage(Command, frozen=True, gc=False):

@@ -107,7 +107,7 @@ class Attachment:
         change = self.change
         if isinstance(change, AttachStorage) and self.state == DETACHED:
             self.state = OPENING
-            self._out.commands.append(OpenStorage(change.backend))
+            self._out.commands.append(OpenStorage(change.backend, change.extra_config))
         elif isinstance(change, DetachStorage) and self.state == ATTACHED:
             self.state = CLOSING
             self._out.commands.append(CloseStorage())
@@ -148,6 +148,8 @@ class Attachment:
     def _apply_policies(self, change: AttachStorage) -> None:
         cache = self._cache
         config: CacheConfig = cache.config
+        if change.prefetch is not None:
+            config = replace(config, prefetch=change.prefetch)
         if change.prefetch_policy is not None:
             config = replace(
                 config, prefetch=replace(config.prefetch, policy=change.prefetch_policy)

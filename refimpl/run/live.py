@@ -12,13 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
-from threading import Thread
 from time import perf_counter_ns
-from typing import Final
 
 from refimpl.core.check import check_quiescent
 from refimpl.core.engine import Engine
-from refimpl.keys import PageKey
 from refimpl.messages import (
     Answer,
     AnyEvent,
@@ -30,82 +27,38 @@ from refimpl.messages import (
     Command,
     CutBatch,
     Fetch,
-    Fetched,
-    Landed,
     OpenStorage,
     Probe,
-    Probed,
     Reply,
     RunBatch,
-    StorageClosed,
-    StorageOpened,
     Store,
-    Stored,
     Submit,
     Tick,
     Withdraw,
 )
 from refimpl.run.arrivals import Arrivals
-from refimpl.run.cost import STORAGE_BATCH_PAGES
-from refimpl.run.hands import PageStore, TorchHands
+from refimpl.run.hands import TorchHands
+from refimpl.run.live_storage import LiveStorage, Opener
+from refimpl.run.pump import Pump
 from refimpl.run.record import Record
 from refimpl.units import NS_PER_S
 from refimpl.workload.request import RequestSpec, Workload
 
-JOIN_S: Final = 30  # how long a pump may take to finish what it is doing when all is over
-
-
-class Pump:
-    """A thread that does what it is given, in order; an exception in it comes out of ``close``."""
-
-    def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._error: BaseException | None = None
-        self.busy_ns = 0
-        self._thread = Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def put(self, job: Callable[[], None]) -> None:
-        """Have ``job`` done after all that was put before."""
-        self._jobs.put(job)
-
-    @property
-    def error(self) -> BaseException | None:
-        """What stopped it, if something did."""
-        return self._error
-
-    def close(self) -> None:
-        """Finish what was put and end the thread; raises what stopped it."""
-        self._jobs.put(None)
-        self._thread.join(JOIN_S)
-        if self._error is not None:
-            raise self._error
-        assert not self._thread.is_alive(), f"pump {self._thread.name} does not end"
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            begun = perf_counter_ns()
-            try:
-                job()
-            except BaseException as error:  # it is raised again where it can be seen
-                self._error = error
-                return
-            self.busy_ns += perf_counter_ns() - begun
-
 
 class LiveExecutor:
-    """Carries out commands at once, on four pumps; completions come out of ``inbox``."""
+    """Carries out commands at once, on pumps; completions come out of ``inbox``.
 
-    def __init__(self, hands: TorchHands, pages: PageStore) -> None:
+    ``opener`` builds and connects storage backends.
+    """
+
+    def __init__(self, hands: TorchHands, opener: Opener) -> None:
         self.hands = hands
         self.inbox: SimpleQueue[AnyEvent] = SimpleQueue()
         self.outputs: dict[int, list[int]] = {}
-        self._pages = pages
+        self.storage = LiveStorage(hands.mover.host, opener, self.inbox)
         self._cut = Flag()
         self._backups: deque[BackUp] = deque()
-        self._cancelled: set[int] = set()  # fetches to stop; asked, never iterated
         self._device, self._down = Pump("device"), Pump("host_down")
-        self._read, self._write = Pump("l3_read"), Pump("l3_write")
 
     def tell(self, message: Submit | Reply) -> None:
         """A request begins or ends."""
@@ -127,35 +80,28 @@ class LiveExecutor:
             case BackUp():
                 self._backups.append(command)
                 self._down.put(self._back_up)
-            case Probe():
-                self._read.put(lambda: self._probe(command))
-            case Fetch():
-                self._read.put(lambda: self._fetch(command))
-            case CancelFetch():
-                self._cancelled.add(command.op)
-            case Store():
-                self._write.put(lambda: self._store(command))
+            case Probe() | Fetch() | CancelFetch() | Store():
+                self.storage.submit(command)
             case OpenStorage():
-                self.inbox.put(StorageOpened())
+                self.storage.open(command)
             case CloseStorage():
-                self.inbox.put(StorageClosed())
+                self.storage.close()
             case _:
                 raise AssertionError(f"nobody carries out {command}")
 
     def check(self) -> None:
         """Raise what stopped a pump, if one has stopped."""
-        for pump in self._pumps:
-            if pump.error is not None:
-                raise pump.error
+        self._device.check()
+        self._down.check()
+        self.storage.check()
 
     def close(self) -> None:
-        """End all pumps."""
-        for pump in self._pumps:
-            pump.close()
-
-    @property
-    def _pumps(self) -> tuple[Pump, ...]:
-        return (self._device, self._down, self._read, self._write)
+        """End all threads; what is stored stays."""
+        try:
+            self._device.close()
+            self._down.close()
+        finally:
+            self.storage.shut()
 
     def _finish(self, rid: int) -> None:
         self.outputs[rid] = self.hands.finished(rid)
@@ -180,43 +126,21 @@ class LiveExecutor:
         for command in waiting:
             self.inbox.put(BackedUp(command.op, len(command.l1_slots)))
 
-    def _probe(self, command: Probe) -> None:
-        self.inbox.put(Probed(command.op, self._pages.leading_run(command.keys)))
-
-    def _fetch(self, command: Fetch) -> None:
-        landed, total = 0, len(command.keys)
-        while landed < total and command.op not in self._cancelled:
-            batch = range(landed, min(landed + STORAGE_BATCH_PAGES, total))
-            for at in batch:
-                self.hands.put_page(command.l2_slots[at], self._pages.get(command.keys[at]))
-            landed = batch.stop
-            if landed < total:
-                self.inbox.put(Landed(command.op, landed))
-        self._cancelled.discard(command.op)
-        self.inbox.put(Fetched(command.op, landed))
-
-    def _store(self, command: Store) -> None:
-        for key, slot in zip(command.keys, command.l2_slots, strict=True):
-            self._put(key, slot)
-        self.inbox.put(Stored(command.op, len(command.keys)))
-
-    def _put(self, key: PageKey, slot: int) -> None:
-        if key not in self._pages:
-            self._pages.put(key, self.hands.page_bytes(slot))
-
 
 def run_live(
     engine: Engine,
     executor: LiveExecutor,
     workload: Workload,
     progress: Callable[[int], None] | None = None,
+    answered: Callable[[Answer], None] | None = None,
 ) -> Record:
     """Send ``workload`` in real time and run until nothing is left to do.
 
+    Others may put events into the executor's inbox meanwhile; ``answered`` hears the answers to them.
     Every wait is for the inbox, with the next arrival or deadline as its limit. Ends the pumps, also
     when something goes wrong, and checks that the engine is at rest.
     """
-    loop = _Loop(engine, executor, workload, progress)
+    loop = _Loop(engine, executor, workload, progress, answered)
     try:
         loop.run()
     finally:
@@ -232,11 +156,13 @@ class _Loop:
         executor: LiveExecutor,
         workload: Workload,
         progress: Callable[[int], None] | None,
+        answered: Callable[[Answer], None] | None,
     ) -> None:
         self.record = Record()
         self._engine, self._executor = engine, executor
         self._arrivals = Arrivals(workload)
         self._progress = progress
+        self._answered = answered
         self._open = 0  # requests sent and not over
         self._begun = perf_counter_ns()
 
@@ -253,6 +179,8 @@ class _Loop:
                     self._reply(command, now)
                 elif not isinstance(command, Answer):
                     self._executor.submit(command)
+                elif self._answered is not None:
+                    self._answered(command)
 
     def _wait(self) -> list[AnyEvent]:
         """What is in the inbox; when that is nothing, what comes first."""

@@ -6,6 +6,8 @@ never change one. Must not know: the terminal. Called by: the command line.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -16,12 +18,13 @@ from refimpl.keys import TokenPrompt
 from refimpl.memory.pool import Pool
 from refimpl.memory.transfer import Mover
 from refimpl.model.catalog import Model, open_model
-from refimpl.run.hands import PageStore, TorchHands, geometry_of
+from refimpl.run.hands import TorchHands, geometry_of
 from refimpl.run.live import LiveExecutor, run_live
 from refimpl.run.options import MULTI_TURN, Options
 from refimpl.run.record import Row
 from refimpl.run.report import integers
 from refimpl.run.setup import Simulation
+from refimpl.run.storage_setup import StoreOpener, identity_of
 from refimpl.run.tier_sets import tier_sets
 from refimpl.units import NS_PER_S
 from refimpl.workload.request import Workload, unscripted
@@ -95,8 +98,17 @@ def for_json(done: list[Served]) -> dict[str, Any]:
     return {
         "clock": "wall",
         "answers_equal": answers_equal(done),
-        "tier_sets": [{"tiers": each.name, "moved": each.moved} | each.figures for each in done],
+        "tier_sets": [
+            {"tiers": each.name, "moved": each.moved, "answers_sha256": _digest(each.outputs)}
+            | each.figures
+            for each in done
+        ],
     }
+
+
+def _digest(outputs: dict[int, list[int]]) -> str:
+    """Of all answers: equal where two processes gave the same ones."""
+    return hashlib.sha256(json.dumps(sorted(outputs.items())).encode()).hexdigest()
 
 
 def _with_own_defaults(options: Options) -> Options:
@@ -137,7 +149,11 @@ def serve(
 ) -> Served:
     """Serve one checked configuration with ``model``, to the end."""
     hands = _hands(simulation.engine, simulation.transfer, model)
-    executor = LiveExecutor(hands, PageStore())
+    host = hands.mover.host
+    executor = LiveExecutor(hands, StoreOpener(identity_of(hands.model, host), host))
+    if simulation.engine.storage_backend:
+        extra = simulation.options.hicache_storage_backend_extra_config or ""
+        executor.storage.open_now(simulation.engine.storage_backend, extra)
     record = run_live(Engine(simulation.engine), executor, simulation.workload, progress)
     moved = {
         way: {
@@ -145,7 +161,7 @@ def serve(
             "gb_per_s": done.bytes / done.ns if done.ns else 0.0,  # bytes a ns are GB/s
             "seconds": done.ns / NS_PER_S,
         }
-        for way, done in hands.mover.moved.items()
+        for way, done in (hands.mover.moved | executor.storage.moved).items()
     }
     rows = list(record.rows.values())
     return Served(name, integers(record), rows, executor.outputs, moved)

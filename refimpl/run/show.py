@@ -212,12 +212,17 @@ def _tier_set_row(name: str, figures: dict[str, Any]) -> list[str]:
     ]
 
 
+def _rate(moved: dict[str, float]) -> str:
+    if not moved["bytes"]:
+        return "–"
+    return f"{moved['bytes'] / 1e6:,.1f}, {moved['gb_per_s']:.1f}"
+
+
 def show_served(console: Console, done: Sequence[Any], *, equal: bool | None) -> None:
     """What ``refimpl run --model-path`` served; ``equal`` is None where nothing was compared."""
     rows = []
     for each in done:
-        load, backup = each.moved["load_back"], each.moved["backup"]
-        moved = [f"{way['bytes'] / 1e6:,.1f} at {way['gb_per_s']:.1f}" for way in (load, backup)]
+        moved = [_rate(each.moved[way]) for way in ("load_back", "backup", "l3_read", "l3_write")]
         rows.append([*_tier_set_row(each.name, each.figures)[:-1], *moved])
     header = (
         "tiers",
@@ -227,8 +232,10 @@ def show_served(console: Console, done: Sequence[Any], *, equal: bool | None) ->
         "computed",
         "hit, %",
         "TTFT p50",
-        "up MB, GB/s",
-        "down",
+        "L2>L1 MB, GB/s",
+        "L1>L2",
+        "L3>L2",
+        "L2>L3",
     )
     console.print(grid(f"{done[0].figures['requests']} requests", header, rows))
     turns = by_turn(done[-1].rows)

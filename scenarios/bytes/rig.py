@@ -5,7 +5,9 @@ The L1 and L2 pools begin full of poison, so that a page read before it was writ
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
 
@@ -24,11 +26,16 @@ from refimpl.run.faults import Faults
 from refimpl.run.hands import PageStore, TorchHands, geometry_of
 from refimpl.run.hardware import hardware_named, model_named
 from refimpl.run.lanes import LaneExecutor
+from refimpl.run.live import LiveExecutor
 from refimpl.run.record import Record
+from refimpl.run.storage_setup import StoreOpener, identity_of
 from refimpl.run.store import SharedStore
 from refimpl.run.virtual import VirtualHands
 from refimpl.run.world import Instance, World
 from refimpl.workload.request import Workload
+
+
+_numbers = count()
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,17 @@ def torch_hands(rig: Rig, model: ModelConfig, seed: int = 1) -> TorchHands:
         pool.tensor.fill_(float("nan"))
     transformer = Transformer(model, random_weights(model, seed), Reference())
     return TorchHands(transformer, Mover(device, host, rig.io_backend))
+
+
+def live_executor(rig: Rig, model: ModelConfig, extra_config: str = "") -> LiveExecutor:
+    """Pumps over fresh hands, with the storage of ``rig`` open; a store in memory is its own."""
+    hands = torch_hands(rig, model)
+    host = hands.mover.host
+    executor = LiveExecutor(hands, StoreOpener(identity_of(hands.model, host), host))
+    if rig.storage:
+        own = json.dumps({"store": f"rig {next(_numbers)}"}) if rig.storage == "memory" else ""
+        executor.storage.open_now(rig.storage, extra_config or own)
+    return executor
 
 
 def run_bytes(rig: Rig, model: ModelConfig, workload: Workload) -> Outcome:

@@ -16,11 +16,11 @@ from refimpl.core.engine import Engine  # noqa: E402
 from refimpl.memory.transfer import Mover  # noqa: E402
 from refimpl.messages import BackedUp, BackUp  # noqa: E402
 from refimpl.model.config import TINY_GQA  # noqa: E402
-from refimpl.run.hands import PageStore  # noqa: E402
-from refimpl.run.live import LiveExecutor, Pump, run_live  # noqa: E402
+from refimpl.run.live import run_live  # noqa: E402
+from refimpl.run.pump import Pump  # noqa: E402
 from refimpl.run.report import integers  # noqa: E402
 from refimpl.workload.request import unscripted  # noqa: E402
-from scenarios.bytes.rig import Rig, run_bytes, torch_hands, without_cache  # noqa: E402
+from scenarios.bytes.rig import Rig, live_executor, run_bytes, without_cache  # noqa: E402
 from scenarios.bytes.test_answers import chats  # noqa: E402
 
 pytestmark = pytest.mark.live
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.live
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
 def test_answers_on_the_wall_clock_are_those_without_a_cache(policy: str) -> None:
     rig = Rig(write_policy=policy)
-    executor = LiveExecutor(torch_hands(rig, TINY_GQA), PageStore())
+    executor = live_executor(rig, TINY_GQA)
     record = run_live(Engine(rig.config), executor, unscripted(chats()))
     assert integers(record)["pages_moved"]["load_back"] > 0
     plain = run_bytes(without_cache(rig), TINY_GQA, unscripted(chats()))
@@ -38,7 +38,7 @@ def test_answers_on_the_wall_clock_are_those_without_a_cache(policy: str) -> Non
 
 def test_no_pump_outlives_its_run() -> None:
     before = threading.active_count()
-    executor = LiveExecutor(torch_hands(Rig(), TINY_GQA), PageStore())
+    executor = live_executor(Rig(), TINY_GQA)
     run_live(Engine(Rig().config), executor, unscripted(chats()))
     assert threading.active_count() == before
 
@@ -48,7 +48,7 @@ def test_what_stops_a_pump_comes_out_of_the_run(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("the link is down")
 
     monkeypatch.setattr(Mover, "back_up", broken)
-    executor = LiveExecutor(torch_hands(Rig(), TINY_GQA), PageStore())
+    executor = live_executor(Rig(), TINY_GQA)
     with pytest.raises(RuntimeError, match="the link is down"):
         run_live(Engine(Rig().config), executor, unscripted(chats()))
 
@@ -152,7 +152,7 @@ def test_backups_that_wait_together_become_one_copy(monkeypatch: pytest.MonkeyPa
         assert others_wait.wait(20)
 
     monkeypatch.setattr(Mover, "back_up", noted)
-    executor = LiveExecutor(torch_hands(Rig(), TINY_GQA), PageStore())
+    executor = live_executor(Rig(), TINY_GQA)
     executor.submit(BackUp(1, [0], [10]))
     assert first_runs.wait(20)
     executor.submit(BackUp(2, [1, 2], [11, 12]))

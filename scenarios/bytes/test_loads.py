@@ -16,8 +16,9 @@ from refimpl.memory.transfer import Mover  # noqa: E402
 from refimpl.messages import Load, PageTable, PrefillItem, RunBatch, Submit  # noqa: E402
 from refimpl.model import transformer  # noqa: E402
 from refimpl.model.config import TINY_GQA  # noqa: E402
-from refimpl.run.hands import PageStore, Produced, TorchHands  # noqa: E402
+from refimpl.run.hands import Produced, TorchHands  # noqa: E402
 from refimpl.run.live import LiveExecutor  # noqa: E402
+from refimpl.run.live_storage import OpenStore  # noqa: E402
 from scenarios.bytes.rig import Rig, torch_hands  # noqa: E402
 
 pytestmark = pytest.mark.live
@@ -39,6 +40,10 @@ def prompt_of_two_pages(hands: TorchHands) -> None:
     hands.expect(Submit(1, TokenPrompt(array("I", range(1, 9))), 1))
     tables, loads = [PageTable(1, 0, [0, 1, 2])], [Load(1, [3], [0])]
     hands.prefill(RunBatch(1, items=[PrefillItem(1, 4, 4, True)], tables=tables, loads=loads))
+
+
+def no_store(backend: str, _: str) -> OpenStore:
+    raise AssertionError(f"nobody asked for {backend}")
 
 
 class Watched:
@@ -183,7 +188,7 @@ def test_a_load_into_slots_that_a_late_step_wrote_holds_what_was_loaded() -> Non
 
     hands.model.forward, hands.mover.load = slow, noted  # type: ignore[method-assign,assignment]
     hands.mover.host.by_page()[3] = 2.5
-    executor = LiveExecutor(hands, PageStore())
+    executor = LiveExecutor(hands, no_store)
     executor.tell(Submit(1, TokenPrompt(array("I", range(1, 9))), 1))
     item = PrefillItem(1, 0, 8, False)
     executor.submit(RunBatch(1, items=[item], tables=[PageTable(1, 0, [0, 1])]))

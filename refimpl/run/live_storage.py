@@ -1,0 +1,248 @@
+"""L3 on the wall clock: a backend and the pumps that read and write it, there while it is attached.
+
+Whatever a backend raises or answers, every command gets its one completion, with what was done: a
+fault costs time. Calls go in batches of 128 pages, straight between the store and the host pool.
+Must not know: what an engine decides, where an extra config comes from. Called by: live.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from queue import SimpleQueue
+from threading import Event as Flag
+from threading import Thread
+from time import perf_counter_ns
+from typing import Final, TypeAlias
+
+from refimpl.config import ConfigError
+from refimpl.keys import PageKey
+from refimpl.memory.pool import Pool
+from refimpl.memory.transfer import Moved
+from refimpl.messages import (
+    AnyEvent,
+    CancelFetch,
+    Fetch,
+    Fetched,
+    Landed,
+    OpenStorage,
+    Probe,
+    Probed,
+    StorageClosed,
+    StorageOpened,
+    Store,
+    Stored,
+)
+from refimpl.run.cost import STORAGE_BATCH_PAGES
+from refimpl.run.pump import Pump
+from refimpl.storage.backend import Backend, HostPage, StorageError
+from refimpl.storage.names import Namespace
+
+READERS: Final = 2  # so that a small read is not held up by one large one (field report F15)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """A backend that is connected, and the names that pages have in it."""
+
+    backend: Backend
+    namespace: Namespace
+
+
+Opener: TypeAlias = Callable[[str, str], OpenStore]  # (backend, extra config)
+
+
+@dataclass(slots=True)
+class _Attached:
+    """What is there while a backend is attached."""
+
+    store: OpenStore
+    read: Pump = field(default_factory=lambda: Pump("l3_read", READERS))
+    write: Pump = field(default_factory=lambda: Pump("l3_write"))
+
+    def close(self) -> None:
+        """End the pumps, then let the backend go: no call follows the last one under way."""
+        self.read.close()
+        self.write.close()
+        self.store.backend.close()
+
+
+class LiveStorage:
+    """L3 of one instance; completions go into ``inbox``."""
+
+    def __init__(self, host: Pool, opener: Opener, inbox: SimpleQueue[AnyEvent]) -> None:
+        self.moved = {"l3_read": Moved(), "l3_write": Moved()}
+        self.failures = 0  # calls that raised or answered nonsense
+        self._host = host
+        self._opener = opener
+        self._inbox = inbox
+        self._attached: _Attached | None = None
+        self._change: Thread | None = None
+        self._fetches: dict[int, Flag] = {}  # those under way, each with its sign to stop
+        self._told: set[str] = set()  # kinds of failures that were logged
+
+    # ---- attach and detach ----------------------------------------------------------------------
+
+    def open_now(self, backend: str, extra_config: str) -> None:
+        """Attach before the engine starts. Raises ConfigError or StorageError."""
+        self._attached = _Attached(self._opener(backend, extra_config))
+
+    def open(self, command: OpenStorage) -> None:
+        """Attach on a thread of its own, since connecting may take its time."""
+        self._in_background(lambda: self._open(command))
+
+    def close(self) -> None:
+        """Detach likewise; what is stored stays."""
+        self._in_background(self._close)
+
+    def shut(self) -> None:
+        """The end of the instance: whatever is under way is finished, and all threads have ended."""
+        if self._change is not None:
+            self._change.join()
+        if self._attached is not None:
+            attached, self._attached = self._attached, None
+            attached.close()
+
+    def check(self) -> None:
+        """Raise what stopped a pump, if one has stopped."""
+        if self._attached is not None:
+            self._attached.read.check()
+            self._attached.write.check()
+
+    def _in_background(self, change: Callable[[], None]) -> None:
+        self._change = Thread(target=change, name="l3_change", daemon=True)
+        self._change.start()
+
+    def _open(self, command: OpenStorage) -> None:
+        error = ""
+        try:
+            self.open_now(command.backend, command.extra_config)
+        except (ConfigError, StorageError) as fault:
+            error = str(fault)
+        except Exception as fault:
+            _log.exception("storage backend %s can't be opened", command.backend)
+            error = f"{type(fault).__name__}: {fault}"
+        self._inbox.put(StorageOpened(error))
+
+    def _close(self) -> None:
+        attached, self._attached = self._attached, None
+        assert attached is not None, "closed twice"
+        try:
+            attached.close()
+        except Exception:  # it is gone from here all the same; nothing calls it any more
+            _log.exception("a storage backend did not close cleanly")
+        self._inbox.put(StorageClosed())
+
+    # ---- commands -------------------------------------------------------------------------------
+
+    def submit(self, command: Probe | Fetch | CancelFetch | Store) -> None:
+        """Start a command."""
+        attached = self._attached
+        assert attached is not None, f"nothing is attached that could carry out {command}"
+        match command:
+            case Probe():
+                attached.read.put(lambda: self._probe(attached.store, command))
+            case Fetch():
+                self._fetches[command.op] = Flag()
+                attached.read.put(lambda: self._fetch(attached.store, command))
+            case CancelFetch():
+                if stop := self._fetches.get(command.op):  # else it ended a moment ago
+                    stop.set()
+            case Store():
+                attached.write.put(lambda: self._store(attached.store, command))
+
+    def _probe(self, store: OpenStore, command: Probe) -> None:
+        found = 0
+        for keys in _batches(command.keys):
+            run = _leading(self._exists(store, keys))
+            found += run
+            if run < len(keys):
+                break
+        self._inbox.put(Probed(command.op, found))
+
+    def _fetch(self, store: OpenStore, command: Fetch) -> None:
+        landed, total, stop = 0, len(command.keys), self._fetches[command.op]
+        while landed < total and not stop.is_set():
+            batch = slice(landed, landed + STORAGE_BATCH_PAGES)
+            keys, slots = command.keys[batch], command.l2_slots[batch]
+            done = _leading(self._get(store, keys, slots))
+            landed += done
+            if done < len(keys) or landed == total:
+                break
+            self._inbox.put(Landed(command.op, landed))
+        del self._fetches[command.op]
+        self._inbox.put(Fetched(command.op, landed))
+
+    def _store(self, store: OpenStore, command: Store) -> None:
+        stored = 0
+        for at in range(0, len(command.keys), STORAGE_BATCH_PAGES):
+            batch = slice(at, at + STORAGE_BATCH_PAGES)
+            keys, slots = command.keys[batch], command.l2_slots[batch]
+            done = _leading(self._set(store, keys, slots))
+            stored += done
+            if done < len(keys):
+                break
+        self._inbox.put(Stored(command.op, stored))
+
+    # ---- calls ----------------------------------------------------------------------------------
+
+    def _exists(self, store: OpenStore, keys: Sequence[PageKey]) -> list[bool]:
+        names = [store.namespace.name(key) for key in keys]
+        return self._answer("exists", len(names), lambda: store.backend.exists(names))
+
+    def _get(self, store: OpenStore, keys: Sequence[PageKey], slots: Sequence[int]) -> list[bool]:
+        names, pages = [store.namespace.name(key) for key in keys], self._pages(slots)
+        begun = perf_counter_ns()
+        found = self._answer("get", len(names), lambda: store.backend.get(names, pages))
+        self._note("l3_read", sum(found), begun)
+        return found
+
+    def _set(self, store: OpenStore, keys: Sequence[PageKey], slots: Sequence[int]) -> list[bool]:
+        """Write what is not there yet, [key]: which are there now."""
+        there = self._exists(store, keys)
+        missing = [at for at, is_there in enumerate(there) if not is_there]
+        if not missing:
+            return there
+        names = [store.namespace.name(keys[at]) for at in missing]
+        pages = self._pages([slots[at] for at in missing])
+        begun = perf_counter_ns()
+        written = self._answer("set", len(names), lambda: store.backend.set(names, pages))
+        self._note("l3_write", sum(written), begun)
+        for at, is_written in zip(missing, written, strict=True):
+            there[at] = is_written
+        return there
+
+    def _answer(self, kind: str, count: int, call: Callable[[], list[bool]]) -> list[bool]:
+        """What a backend says, or that nothing is there when it fails or says something else."""
+        try:
+            said = [bool(each) for each in call()]
+            if len(said) == count:
+                return said
+            raise StorageError(f"{len(said)} answers to {count} names")
+        except Exception as error:
+            self.failures += 1
+            what = f"{kind}: {type(error).__name__}"
+            if what not in self._told:
+                self._told.add(what)
+                _log.warning("a store fails to %s: %s; further ones are counted", kind, error)
+            return [False] * count
+
+    def _pages(self, slots: Sequence[int]) -> list[HostPage]:
+        return [HostPage(self._host.pieces(slot), slot) for slot in slots]
+
+    def _note(self, way: str, pages: int, begun: int) -> None:
+        self.moved[way].bytes += pages * self._host.geometry.page_bytes
+        self.moved[way].ns += perf_counter_ns() - begun
+
+
+def _batches(keys: Sequence[PageKey]) -> Iterator[Sequence[PageKey]]:
+    for at in range(0, len(keys), STORAGE_BATCH_PAGES):
+        yield keys[at : at + STORAGE_BATCH_PAGES]
+
+
+def _leading(flags: Sequence[bool]) -> int:
+    return sum(takewhile(bool, flags))

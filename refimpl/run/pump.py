@@ -1,0 +1,54 @@
+"""A thread, or a few, that do what they are given in order.
+
+Must not know: what the jobs are. Called by: live, live_storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from time import perf_counter_ns
+from typing import Final
+
+JOIN_S: Final = 30  # how long a pump may take to finish what it is doing when all is over
+
+
+class Pump:
+    """Jobs begin in the order in which they were put; what a job raises comes out of ``check``."""
+
+    def __init__(self, name: str, threads: int = 1) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._error: BaseException | None = None
+        self.busy_ns = 0
+        self._threads = [Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Have ``job`` done after all that was put before has begun."""
+        self._jobs.put(job)
+
+    def check(self) -> None:
+        """Raise what stopped it, if something did."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Finish what was put and end the threads; raises what stopped it."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(JOIN_S)
+            assert not thread.is_alive(), f"pump {thread.name} does not end"
+        self.check()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            begun = perf_counter_ns()
+            try:
+                job()
+            except BaseException as error:  # it is raised again where it can be seen
+                self._error = error
+                return
+            self.busy_ns += perf_counter_ns() - begun
