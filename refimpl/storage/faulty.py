@@ -70,9 +70,7 @@ def _wait(duration_ns: int) -> None:
 class Faulty:
     """Any backend, failing as planned. ``wait`` is how a slow call spends its time."""
 
-    def __init__(
-        self, base: Backend, plan: FaultPlan, wait: Callable[[int], None] = _wait
-    ) -> None:
+    def __init__(self, base: Backend, plan: FaultPlan, wait: Callable[[int], None] = _wait) -> None:
         if plan.refuses_to_open:
             raise StorageError("the store refuses to open, as planned")
         self._base = base
@@ -84,6 +82,15 @@ class Faulty:
         self.released = Event()  # lets hanging calls go, now and later
         self.hanging = Event()  # some call hangs, or did
         self.tally = Tally(_LOG)
+
+    def calls(self, kind: str) -> int:
+        """How many calls of a kind came this far."""
+        return self._numbers[kind]
+
+    def recover(self) -> None:
+        """No fault from now on."""
+        with self._lock:
+            self._plan = FaultPlan()
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """See Backend."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -96,19 +97,19 @@ class FileBackend:
             return True
         path = path_of(self._directory, name)
         try:
-            stat = os.stat(path)
+            found = os.stat(path)
         except OSError:
             self._room.forget(name)
             return False
-        if self._room.is_expired(stat.st_mtime_ns):
+        if self._room.is_expired(found.st_mtime_ns):
             self._room.remove(name, "expired")
             return False
-        if nbytes is not None and stat.st_size != nbytes:
+        if not stat.S_ISREG(found.st_mode) or nbytes not in (None, found.st_size):
             return False
         now_ns = self._clock()
         with suppress(OSError):
             os.utime(path, ns=(now_ns, now_ns))
-        self._room.note(name, stat.st_size)
+        self._room.note(name, found.st_size)
         return True
 
     # ---- reading ------------------------------------------------------------------------------------

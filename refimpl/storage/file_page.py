@@ -7,11 +7,13 @@ written. Must not know: caps, namespaces, batches. Called by: file, file_room.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 import secrets
 import socket
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,9 +43,7 @@ class Found:
     used_ns: int
 
 
-def write_page(
-    directory: str, name: str, pieces: Pieces, now_ns: int, *, is_synced: bool
-) -> None:
+def write_page(directory: str, name: str, pieces: Pieces, now_ns: int, *, is_synced: bool) -> None:
     """Write ``pieces`` as the file of ``name``, replacing what is there. Raises OSError."""
     temporary = f"{directory}/.hicache-{_HOST}-{os.getpid()}-{_ONCE}-{next(_numbers)}.tmp"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -69,7 +69,10 @@ def read_page(path: str, pieces: Pieces, nbytes: int, now_ns: int) -> int:
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        size = os.fstat(handle).st_size
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, f"{path} is no file")
+        size = found.st_size
         if size == nbytes:
             _move(os.preadv, handle, pieces)
             with suppress(OSError):  # somebody else's file: it is read, though not noted
@@ -113,9 +116,9 @@ def pages_in(directory: str) -> Iterator[Found]:
                 continue
             with suppress(FileNotFoundError):  # somebody else evicts
                 if entry.is_file(follow_symlinks=False):
-                    stat = entry.stat(follow_symlinks=False)
+                    found = entry.stat(follow_symlinks=False)
                     name = entry.name.removesuffix(SUFFIX)
-                    yield Found(name, stat.st_size, stat.st_mtime_ns)
+                    yield Found(name, found.st_size, found.st_mtime_ns)
 
 
 def remove_leftovers(directory: str, now_ns: int) -> int:

@@ -76,8 +76,11 @@ class Room:
                 elif entry.used_ns >= began_ns:  # written while the directory was being read
                     found[name] = entry
             self._stuck = {name: kept for name, kept in self._stuck.items() if name in found}
-            ordered = sorted(found.items(), key=lambda item: (item[1].used_ns, item[0]))
-            self._entries = OrderedDict(pair for pair in ordered if pair[0] not in self._stuck)
+            places = {name: place for place, name in enumerate(self._entries)}  # for equal times
+            ordered = sorted(found, key=lambda name: (found[name].used_ns, places.get(name, -1)))
+            self._entries = OrderedDict(
+                (name, found[name]) for name in ordered if name not in self._stuck
+            )
             self._used = sum(entry.nbytes for entry in found.values())
             self._unscanned = 0
 

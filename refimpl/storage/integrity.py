@@ -60,7 +60,9 @@ class Integrity:
         done = list(self._base.get(names, pages))
         read = [at for at, is_read in enumerate(done) if is_read]
         found = self._checksums([names[at] for at in read])
-        bad = []
+        bad = self._unreadable(
+            [name for name, is_read in zip(names, done, strict=True) if not is_read]
+        )
         for at, value in zip(read, found, strict=True):
             done[at] = self._is_right(names[at], pages[at], value)
             if not done[at]:
@@ -68,6 +70,17 @@ class Integrity:
         if bad:
             self._drop(bad)
         return done
+
+    def _unreadable(self, names: Sequence[str]) -> list[str]:
+        """Pages that are there and were not read: of another length, most likely."""
+        if not names:
+            return []
+        there = self._base.exists(names)
+        bad = [name for name, is_there in zip(names, there, strict=True) if is_there]
+        if bad:
+            self.tally.trouble("unreadable", f"page {bad[0]} is there and can't be read: a miss")
+            self.tally.add("unreadable", len(bad) - 1)
+        return bad
 
     def _checksums(self, names: Sequence[str]) -> list[bytes | None]:
         """The checksum of each page, whatever it says; None where there is none, [name]."""
@@ -104,13 +117,17 @@ class Integrity:
     def set(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend. A page counts as stored, where checksums are required, when both are."""
         there, summed = self._have(names)
-        done = [page and (its or not self._is_required) for page, its in zip(there, summed, strict=True)]
+        done = [
+            page and (its or not self._is_required) for page, its in zip(there, summed, strict=True)
+        ]
         new = [at for at, is_done in enumerate(done) if not is_done]
         # Half of a pair is left of a crash or an eviction, and may not fit what is written now.
         stale = [names[at] for at in new if there[at] or summed[at]]
         if stale:
             self._drop(stale)
-        for at, is_stored in zip(new, self._write([names[at] for at in new], [pages[at] for at in new]), strict=True):
+        for at, is_stored in zip(
+            new, self._write([names[at] for at in new], [pages[at] for at in new]), strict=True
+        ):
             done[at] = is_stored
         return done
 
@@ -139,7 +156,8 @@ class Integrity:
         kept = self.delete(names).count(False)
         if kept:
             self.tally.trouble(
-                "undeletable", f"a bad page can't be deleted from this store: {names[0]} stays a miss"
+                "undeletable",
+                f"a bad page can't be deleted from this store: {names[0]} stays a miss",
             )
             self.tally.add("undeletable", kept - 1)
 
