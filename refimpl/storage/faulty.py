@@ -75,7 +75,7 @@ class Faulty:
             raise StorageError("the store refuses to open, as planned")
         self._base = base
         self._plan = plan
-        self._wait = wait
+        self.wait = wait
         self._random = Random(plan.seed)
         self._numbers: Counter[str] = Counter()
         self._lock = Lock()
@@ -144,7 +144,7 @@ class Faulty:
         self.tally.add(fault.value)
         match fault:
             case Fault.SLOW:
-                self._wait(self._plan.slow_ns)
+                self.wait(self._plan.slow_ns)
             case Fault.HANG:
                 self.hanging.set()
                 self.released.wait()

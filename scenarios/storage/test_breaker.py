@@ -142,7 +142,7 @@ def test_calls_that_take_as_long_as_they_may_are_not_slow() -> None:
 def hanging(built: Built, call: Callable[[], object]) -> Thread:
     """A thread whose call hangs in the store now."""
     built.faulty.hanging.clear()
-    thread = Thread(target=call)
+    thread = Thread(target=call, daemon=True)  # a test that fails here leaves it hanging
     thread.start()
     assert built.faulty.hanging.wait(PATIENCE_S)
     return thread
@@ -201,11 +201,19 @@ def test_one_call_alone_is_the_trial() -> None:
 
 
 def test_a_call_from_before_says_nothing_of_the_store_as_it_is_now() -> None:
-    built = Built({**errors(0, 1, 2), ("get", 0): Fault.HANG})
-    thread = hanging(built, lambda: read_pages(built.breaker, 1))
-    built.fail(3)
-    built.faulty.released.set()
-    thread.join()  # it ends well, and in time
+    """It began before the breaker opened and closed again, and ends well amid new failures."""
+    built = Built({**errors(0, 1, 2, 4, 5, 6), ("get", 0): Fault.SLOW})
+
+    def meanwhile(_: int) -> None:
+        built.fail(3)
+        built.clock.pass_seconds(4)
+        assert built.breaker.exists(names(1)) == [True]
+        built.fail(2)
+
+    built.faulty.wait = meanwhile
+    assert read_pages(built.breaker, 1) == [payload(1)]
+    assert built.breaker.state is State.CLOSED
+    built.fail(1)
     assert built.breaker.state is State.OPEN
 
 

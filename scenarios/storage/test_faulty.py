@@ -77,7 +77,7 @@ def test_a_short_read_leaves_the_end_as_it_was_and_says_all_is_well() -> None:
 def test_a_call_hangs_until_it_is_released() -> None:
     store = faulty(FaultPlan({("exists", 0): Fault.HANG}))
     found: list[bool] = []
-    thread = Thread(target=lambda: found.extend(store.exists(names(1))))
+    thread = Thread(target=lambda: found.extend(store.exists(names(1))), daemon=True)
     thread.start()
     assert store.hanging.wait(PATIENCE_S)
     assert found == []

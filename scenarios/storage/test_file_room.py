@@ -199,9 +199,10 @@ def test_when_no_page_can_be_deleted_writes_are_refused_and_each_page_is_tried_o
         tried = failing_unlink(patch, 0, 1, 2, 3)
         assert put(store, clock, *range(4, 14)) == [False] * 10
         assert len(tried) == 4
-    assert read_pages(store, 0, 1, 2, 3) == [payload(number) for number in range(4)]
+    assert put(store, clock, 4) == [False]
     clock.pass_seconds(60)
     assert put(store, clock, 4) == [True]
+    assert read_pages(store, 3, 4) == [payload(3), payload(4)]
 
 
 # ---- a full disk ------------------------------------------------------------------------------------
@@ -295,9 +296,9 @@ def test_a_page_that_is_gone_already_counts_as_evicted(tmp_path: Path) -> None:
 
 def test_a_page_that_another_process_used_is_spared(tmp_path: Path) -> None:
     clock = Clock()
-    store = open_file(tmp_path, clock, max_size=4 * NBYTES, eviction_ratio=1)
     other = open_file(tmp_path, clock)
-    put(store, clock, 0, 1, 2, 3)
+    put(other, clock, 0, 1, 2, 3)
+    store = open_file(tmp_path, clock, max_size=4 * NBYTES, eviction_ratio=1)
     clock.pass_seconds(1)
     other.exists(names(0))
     put(store, clock, 4)
@@ -361,7 +362,7 @@ def test_what_a_dead_writer_left_is_removed_and_what_a_living_one_writes_is_not(
     once = "0" * 8  # of a process that had our id before us
     ours = next(iter(_temporaries(tmp_path, monkeypatch))).split("-")
     dead = "-".join([*ours[:3], once, ours[4]])
-    other_host = "-".join([ours[0], "f" * 8, *ours[2:]])
+    other_host = "-".join([ours[0], "f" * 8, ours[2], once, ours[4]])
     foreign = f".{'0' * 32}.tmp"
     for each in (dead, other_host, foreign):
         (tmp_path / each).write_bytes(b"half a page")
