@@ -229,6 +229,6 @@ class Room:
         with self._lock:
             now_ns = self._clock()
             due = [name for name, (_, until_ns) in self._stuck.items() if until_ns <= now_ns]
-            for name in due:
+            for name in reversed(due):  # so that the first of them is the first of all
                 self._entries[name] = self._stuck.pop(name)[0]
                 self._entries.move_to_end(name, last=False)
