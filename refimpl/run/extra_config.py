@@ -18,9 +18,10 @@ from typing import Any, Final
 import yaml
 
 from refimpl.config import ConfigError, require
-from refimpl.units import NS_PER_S, scaled_decimal
+from refimpl.storage.extra import NAME, size_bytes, time_ns, whole
+from refimpl.storage.file_options import FILE_KEYS
+from refimpl.storage.stack import STACK_KEYS
 
-NAME: Final = "--hicache-storage-backend-extra-config"
 _TIMES: Final = (
     "prefetch_timeout_base",
     "prefetch_timeout_per_ki_token",
@@ -31,20 +32,12 @@ _OURS: Final = (
     *_TIMES,
     "tp_lcm_size",
     "hicache_storage_pass_prefix_keys",
-    "integrity",
     "compat",
 )
 # Keys of the backends (spec 5.2-5.4); a backend that is not listed takes any key.
 _THEIRS: Final[dict[str, tuple[str, ...]]] = {
-    "memory": ("max_size",),
-    "file": (
-        "file_storage_path",
-        "max_size",
-        "min_free_space",
-        "eviction_ratio",
-        "enable_metadata_cache",
-        "metadata_ttl",
-    ),
+    "memory": ("max_size", "store"),
+    "file": FILE_KEYS,
     "mooncake": (
         "local_hostname",
         "metadata_server",
@@ -72,9 +65,6 @@ _THEIRS: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 _DYNAMIC: Final = ("backend_name", "module_path", "class_name")
-_SIZES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
-    f"{letter}i": 1024 ** (power + 1) for power, letter in enumerate("kmgt")
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +77,7 @@ class ExtraConfig:
     prefetch_timeout_max_ns: int | None = None
     tp_lcm_size: int | None = None
     max_size_bytes: int | None = None  # of memory and file
-    backend: dict[str, Any] = field(default_factory=dict)  # what belongs to the backend
+    backend: dict[str, Any] = field(default_factory=dict)  # of the backend and what is around it
 
 
 def read_extra_config(text: str | None, storage_backend: str | None) -> ExtraConfig:
@@ -98,11 +88,11 @@ def read_extra_config(text: str | None, storage_backend: str | None) -> ExtraCon
     assert storage_backend is not None
     keys = _parse(text)
     _check_names(keys, storage_backend)
-    times = {f"{name}_ns": _time_ns(keys, name) for name in _TIMES}
+    times = {f"{name}_ns": time_ns(keys, name) for name in _TIMES}
     return ExtraConfig(
-        prefetch_threshold=_whole(keys, "prefetch_threshold"),
-        tp_lcm_size=_whole(keys, "tp_lcm_size"),
-        max_size_bytes=_size_bytes(keys, "max_size") if "max_size" in keys else None,
+        prefetch_threshold=whole(keys, "prefetch_threshold"),
+        tp_lcm_size=whole(keys, "tp_lcm_size"),
+        max_size_bytes=size_bytes(keys, "max_size") if "max_size" in keys else None,
         backend={name: value for name, value in keys.items() if name not in _OURS},
         **times,
     )
@@ -160,48 +150,9 @@ def _check_names(keys: dict[str, Any], backend: str) -> None:
         return
     if backend not in _THEIRS:
         return
-    known = (*_OURS, *_THEIRS[backend])
+    known = (*_OURS, *STACK_KEYS, *_THEIRS[backend])
     for name in keys:
         if name not in known:
             close = get_close_matches(name, known, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigError(f"{NAME}: unknown key {name!r} for backend {backend}{hint}")
-
-
-def _whole(keys: dict[str, Any], name: str) -> int | None:
-    value = keys.get(name)
-    if value is None:
-        return None
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    require(is_whole and value >= 1, f"{NAME}: {name} must be a whole number from 1, not {value!r}")
-    assert isinstance(value, int)
-    return value
-
-
-def _time_ns(keys: dict[str, Any], name: str) -> int | None:
-    value = keys.get(name)
-    if value is None:
-        return None
-    is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
-    require(is_number, f"{NAME}: {name} must be a number of seconds, not {value!r}")
-    try:
-        time_ns = scaled_decimal(str(value), NS_PER_S)
-    except ValueError:
-        raise ConfigError(f"{NAME}: {name} must be a number of seconds, not {value}") from None
-    require(time_ns >= 0, f"{NAME}: {name} must not be negative, but is {value}")
-    return time_ns
-
-
-def _size_bytes(keys: dict[str, Any], name: str) -> int:
-    """A number of bytes, or a number with a unit: 10GB, 512MiB."""
-    text = str(keys[name]).strip().lower().removesuffix("b")
-    digits = text.rstrip("kmgti ")
-    unit = text[len(digits) :].strip()
-    try:
-        size = scaled_decimal(digits, _SIZES[unit])
-    except (KeyError, ValueError):
-        raise ConfigError(
-            f"{NAME}: {name} {keys[name]!r} is no size; write 10GB or 512MiB"
-        ) from None
-    require(size > 0, f"{NAME}: {name} must be above 0")
-    return size

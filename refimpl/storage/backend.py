@@ -81,3 +81,15 @@ class Backend(Protocol):
     def close(self) -> None:
         """Let go of connections, files and threads; what is stored stays."""
         ...
+
+
+def delete_values(backend: object, names: Sequence[str]) -> list[bool]:
+    """Make ``names`` writable again, [name]: True where there is no value now.
+
+    A backend that can offers ``delete(names)`` with this answer; one that can't, does not, and all
+    answers are False: there a value that can't be read stays until the store itself drops it.
+    """
+    delete = getattr(backend, "delete", None)
+    if delete is None:
+        return [False] * len(names)
+    return list(delete(names))

@@ -20,6 +20,7 @@ Maker: TypeAlias = Callable[[Setting], Backend]
 # Where a maker is: "module:name". What must be installed for it is an extra of the same name.
 _MAKERS: Final[dict[str, str | Maker]] = {
     "memory": "refimpl.storage.memory:MemoryBackend",
+    "file": "refimpl.storage.file:FileBackend",
 }
 
 

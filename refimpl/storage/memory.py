@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from threading import Lock
 
 from refimpl.storage.backend import HostPage, Setting
+from refimpl.storage.extra import size_bytes
 
 
 class _Shelf:
@@ -30,7 +31,8 @@ class MemoryBackend:
     def __init__(self, setting: Setting) -> None:
         self._namespace = setting.namespace
         self._shelf = _shelves.setdefault(str(setting.extra.get("store", "default")), _Shelf())
-        self._bytes_max: int | None = setting.extra.get("max_size")
+        told = setting.extra.get("max_size")
+        self._bytes_max = None if told is None else size_bytes(setting.extra, "max_size")
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """See Backend."""
@@ -72,6 +74,13 @@ class MemoryBackend:
             shelf.values[name] = value
             shelf.nbytes += len(value)
             return True
+
+    def delete(self, names: Sequence[str]) -> list[bool]:
+        """See backend.delete_values."""
+        with self._shelf.lock:
+            for name in names:
+                self._shelf.nbytes -= len(self._shelf.values.pop(name, b""))
+        return [True] * len(names)
 
     def clear(self) -> int:
         """See Backend."""

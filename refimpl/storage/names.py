@@ -19,6 +19,12 @@ from refimpl.keys import PageKey
 
 SCHEME: Final = 1  # of page keys and payloads; another number means that old pages can't be read
 _HASH_LETTERS: Final = 64  # a page key in hexadecimal
+_SIDECAR: Final = ".xxh3"
+
+
+def sidecar(name: str) -> str:
+    """What the checksum of a page is called."""
+    return name + _SIDECAR
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +61,8 @@ class Namespace:
         return f"{self.prefix}{key.hex()}{self.suffix}"
 
     def owns(self, name: str) -> bool:
-        """Is it the name of a page of this namespace?"""
+        """Is it the name of a page of this namespace, or of a page's checksum?"""
+        name = name.removesuffix(_SIDECAR)
         key = name[len(self.prefix) : len(name) - len(self.suffix)]
         is_framed = name.startswith(self.prefix) and name.endswith(self.suffix)
         return is_framed and len(key) == _HASH_LETTERS and set(key) <= set("0123456789abcdef")
