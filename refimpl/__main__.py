@@ -1,4 +1,4 @@
-"""The command line: ``refimpl run | simulate | golden | workloads``, the same as ``python -m refimpl``.
+"""The command line: ``refimpl run | simulate | golden | conform``, the same as ``python -m refimpl``.
 
 What a command needs is imported when it runs, so that each starts as fast as it can: none of the
 light ones loads torch or numba. Exit codes: 0 done, 1 a check failed, 2 the input can't work.
@@ -267,6 +267,43 @@ def bench(
         print(json.dumps(figures, sort_keys=True))
     else:
         terminal().print(grid(f"bench {name}", ("figure", "value"), figure_rows(figures)))
+
+
+@app.command()
+def conform(
+    backend: Annotated[
+        str,
+        typer.Argument(metavar="NAME|MODULE:CLASS", help="a storage backend, or your own class"),
+    ],
+    extra_config: Annotated[
+        str | None, typer.Option(help="its keys, as JSON or @FILE (.json, .toml, .yaml)")
+    ] = None,
+    lifetime: Annotated[
+        str | None,
+        typer.Option(help="how long values live: object, process or store; default: what is known"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Certify a storage backend. Give it a folder or server of its own: clear is tried as well."""
+    from refimpl.conformance.kit import RULES, certify, for_json
+    from refimpl.conformance.show import show_verdicts
+    from refimpl.conformance.subject import subject_of
+    from refimpl.run.show import progress_bar, terminal
+    from refimpl.storage.backend import StorageError
+
+    sys.path.insert(0, "")  # so that MODULE may lie in the current folder
+    try:
+        subject = subject_of(backend, extra_config, lifetime)
+        with progress_bar(len(RULES)) as progress:
+            verdicts = certify(subject, progress)
+    except StorageError as error:
+        raise ConfigError(str(error)) from error
+    if as_json:
+        print(json.dumps(for_json(subject, verdicts), sort_keys=True))
+    else:
+        show_verdicts(terminal(), subject, verdicts)
+    if any(verdict.outcome == "failed" for verdict in verdicts):
+        raise typer.Exit(1)
 
 
 @golden.command("check")

@@ -61,13 +61,24 @@ def open_dynamic(setting: Setting, host: HostPool | None = None) -> Backend:
     return backend
 
 
-def needs_host_pool(extra: Mapping[str, Any]) -> bool:
-    """Whether the class is of SGLang's kind. Raises what ``open_dynamic`` would of the class alone."""
+def find_class(extra: Mapping[str, Any]) -> DynamicClass:
+    """The class, not constructed. Raises what ``open_dynamic`` would of the class alone."""
     stand_in.hold_stand_in()
     try:
-        return _load(extra).is_sglang
+        return _load(extra)
     finally:
         stand_in.release_stand_in()
+
+
+def with_floats(value: Any) -> Any:
+    """A value of the extra config with floats for decimals, which are there for times of ours."""
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, dict):
+        return {name: with_floats(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [with_floats(each) for each in value]
+    return value
 
 
 # ---- finding ------------------------------------------------------------------------------------
@@ -132,7 +143,7 @@ def _lacking(module_path: str, missing: str, error: ImportError) -> str:
 
 def _construct_plain(found: DynamicClass, setting: Setting) -> Any:
     own = {name: value for name, value in setting.extra.items() if name not in KEYS}
-    extra = _with_floats(own)
+    extra = with_floats(own)
     choices: tuple[tuple[Any, ...], ...] = ((_config(setting), extra), (extra,), ())
     for arguments in choices:
         if takes(found.cls, *arguments):
@@ -190,22 +201,11 @@ def _config(setting: Setting) -> Any:
         "enable_storage_metrics": False,
         "is_page_first_layout": identity.layout == "page_first",
         "model_name": identity.model,
-        "extra_config": _with_floats(dict(setting.extra)),
+        "extra_config": with_floats(dict(setting.extra)),
         "logical_page_size": identity.page_size,
     }
     known = {entry.name for entry in fields(kind)}
     return kind(**{name: value for name, value in values.items() if name in known})
-
-
-def _with_floats(value: Any) -> Any:
-    """Numbers as classes expect them; the extra config is parsed into decimals for our own times."""
-    if isinstance(value, Decimal):
-        return float(value)
-    if isinstance(value, dict):
-        return {name: _with_floats(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_with_floats(each) for each in value]
-    return value
 
 
 register_backend("dynamic", open_dynamic)

@@ -87,6 +87,7 @@ class ExtraConfig:
     prefetch_timeout_max_ns: int | None = None
     tp_lcm_size: int | None = None
     max_size_bytes: int | None = None  # of memory and file
+    compat: str = ""  # sglang: names are upstream's
     backend: dict[str, Any] = field(default_factory=dict)  # what belongs to the backend
 
 
@@ -96,19 +97,21 @@ def read_extra_config(text: str | None, storage_backend: str | None) -> ExtraCon
         return ExtraConfig()
     require(storage_backend is not None, f"{NAME} needs --hicache-storage-backend")
     assert storage_backend is not None
-    keys = _parse(text)
+    keys = parse_extra_config(text)
     _check_names(keys, storage_backend)
     times = {f"{name}_ns": _time_ns(keys, name) for name in _TIMES}
     return ExtraConfig(
         prefetch_threshold=_whole(keys, "prefetch_threshold"),
         tp_lcm_size=_whole(keys, "tp_lcm_size"),
         max_size_bytes=_size_bytes(keys, "max_size") if "max_size" in keys else None,
+        compat=_compat(keys),
         backend={name: value for name, value in keys.items() if name not in _OURS},
         **times,
     )
 
 
-def _parse(text: str) -> dict[str, Any]:
+def parse_extra_config(text: str) -> dict[str, Any]:
+    """The keys as they stand there, unchecked, numbers as decimals. Raises ConfigError."""
     where = NAME
     load: Callable[[str], Any] = _load_json
     if text.startswith("@"):
@@ -166,6 +169,12 @@ def _check_names(keys: dict[str, Any], backend: str) -> None:
             close = get_close_matches(name, known, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigError(f"{NAME}: unknown key {name!r} for backend {backend}{hint}")
+
+
+def _compat(keys: dict[str, Any]) -> str:
+    value = keys.get("compat", "")
+    require(value in ("", "sglang"), f"{NAME}: compat must be sglang or absent, not {value!r}")
+    return str(value)
 
 
 def _whole(keys: dict[str, Any], name: str) -> int | None:

@@ -103,7 +103,7 @@ class PlainBackend(Backend):
         if not self.can_clear:
             return 0
         count = thing.clear(self._namespace.owns)
-        return count if isinstance(count, int) else 0
+        return count if type(count) is int else 0
 
     def close(self) -> None:
         """See Backend."""

@@ -150,7 +150,7 @@ class SGLangBackend(Backend):
         """Call the class's own clear, which deletes what the class takes for its own."""
         self._check_open()
         count = self._thing.clear() if self.can_clear else 0
-        return count if isinstance(count, int) else 0  # upstream's returns nothing
+        return count if type(count) is int else 0  # upstream's returns nothing
 
     def close(self) -> None:
         """See Backend."""

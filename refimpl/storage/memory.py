@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
 
-from refimpl.storage.backend import HostPage, Setting
+from refimpl.storage.backend import HostPage, Setting, StorageError
 
 
 class _Shelf:
@@ -29,24 +29,34 @@ class MemoryBackend:
 
     def __init__(self, setting: Setting) -> None:
         self._namespace = setting.namespace
-        self._shelf = _shelves.setdefault(str(setting.extra.get("store", "default")), _Shelf())
+        self._open_shelf: _Shelf | None = _shelves.setdefault(
+            str(setting.extra.get("store", "default")), _Shelf()
+        )
         self._bytes_max: int | None = setting.extra.get("max_size")
+
+    @property
+    def _shelf(self) -> _Shelf:
+        if self._open_shelf is None:
+            raise StorageError("the store in memory is closed")
+        return self._open_shelf
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """See Backend."""
-        with self._shelf.lock:
-            return [name in self._shelf.values for name in names]
+        shelf = self._shelf
+        with shelf.lock:
+            return [name in shelf.values for name in names]
 
     def get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend."""
         return [self._get(name, page) for name, page in zip(names, pages, strict=True)]
 
     def _get(self, name: str, page: HostPage) -> bool:
-        with self._shelf.lock:
-            value = self._shelf.values.get(name)
+        shelf = self._shelf
+        with shelf.lock:
+            value = shelf.values.get(name)
             if value is None or len(value) != page.nbytes:
                 return False
-            self._shelf.values.move_to_end(name)
+            shelf.values.move_to_end(name)
         at = 0
         for piece in page.pieces:
             piece[:] = value[at : at + piece.nbytes]
@@ -75,11 +85,13 @@ class MemoryBackend:
 
     def clear(self) -> int:
         """See Backend."""
-        with self._shelf.lock:
-            ours = [name for name in self._shelf.values if self._namespace.owns(name)]
+        shelf = self._shelf
+        with shelf.lock:
+            ours = [name for name in shelf.values if self._namespace.owns(name)]
             for name in ours:
-                self._shelf.nbytes -= len(self._shelf.values.pop(name))
+                shelf.nbytes -= len(shelf.values.pop(name))
         return len(ours)
 
     def close(self) -> None:
         """See Backend."""
+        self._open_shelf = None
