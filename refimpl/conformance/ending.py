@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Final
 
 from refimpl.conformance.shapes import SMALL, changed
@@ -19,7 +20,7 @@ from refimpl.conformance.verdict import InapplicableError
 
 _FILES: Final = Path("/proc/self/fd")  # Linux
 _CYCLES: Final = 3
-_JOIN_SECONDS: Final = 5  # for a thread that is about to end
+_JOIN_SECONDS: Final = 2  # for threads that are about to end
 
 
 def clearing(subject: Subject) -> str:
@@ -84,8 +85,9 @@ def leftovers(subject: Subject) -> str:
     for each in range(1, _CYCLES + 1):
         _cycle(subject, each)
     more = [thread for thread in threading.enumerate() if thread not in threads]
+    deadline = monotonic() + _JOIN_SECONDS
     for thread in more:
-        thread.join(_JOIN_SECONDS)
+        thread.join(max(0, deadline - monotonic()))
     alive = [thread.name for thread in more if thread.is_alive()]
     demand(not alive, f"threads are left after close: {', '.join(alive)}")
     gc.collect()

@@ -108,11 +108,16 @@ def processes(subject: Subject) -> str:
     with subject.opened(MEDIUM, slots=2 * _NAMES) as store, TemporaryFile("w+") as said:
         store_pages(store, store.names("parent", _NAMES), range(_NAMES))
         code = _with_another(subject, said, lambda: _meet(store))
-        said.seek(0)
-        demand(code == 0, f"the other process: {said.read().strip()[-300:] or f'exit code {code}'}")
+        demand(code == 0, f"the other process: {_last_line(said) or f'exit code {code}'}")
         theirs = store.names("child", _NAMES)
         come_back(store, theirs, range(_NAMES, 2 * _NAMES), _contents(store, theirs))
     return "each reads what the other stored, also while both write the same names"
+
+
+def _last_line(said: IO[str]) -> str:
+    """What it complains about; before that come its logs."""
+    said.seek(0)
+    return said.read().strip().rpartition("\n")[2]
 
 
 def be_the_other(subject: Subject) -> None:
