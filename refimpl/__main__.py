@@ -285,24 +285,10 @@ def conform(
     as_json: AsJson = False,
 ) -> None:
     """Certify a storage backend. Give it a folder or server of its own: clear is tried as well."""
-    from refimpl.conformance.kit import RULES, certify, for_json
-    from refimpl.conformance.show import show_verdicts
-    from refimpl.conformance.subject import subject_of
-    from refimpl.run.show import progress_bar, terminal
-    from refimpl.storage.backend import StorageError
+    from refimpl.conformance.show import conform as conform_and_show
 
     sys.path.insert(0, "")  # so that MODULE may lie in the current folder
-    try:
-        subject = subject_of(backend, extra_config, lifetime)
-        with progress_bar(len(RULES)) as progress:
-            verdicts = certify(subject, progress)
-    except StorageError as error:
-        raise ConfigError(str(error)) from error
-    if as_json:
-        print(json.dumps(for_json(subject, verdicts), sort_keys=True))
-    else:
-        show_verdicts(terminal(), subject, verdicts)
-    if any(verdict.outcome == "failed" for verdict in verdicts):
+    if not conform_and_show(backend, extra_config, lifetime, as_json=as_json):
         raise typer.Exit(1)
 
 

@@ -20,6 +20,7 @@ from refimpl.memory.pool import Pool
 from refimpl.storage import factory
 from scenarios.command_line import CommandLine
 from scenarios.conformance.liars import CAUGHT, ClearsNothing, Honest, LeavesAFile, LeavesAThread
+from scenarios.tidy import ROOT
 
 CLASSES = "scenarios.conformance.classes"
 
@@ -95,6 +96,19 @@ def test_a_class_of_v1_calls_written_for_sglang_passes_all_that_applies() -> Non
     skipped = {rule for rule, outcome in seen.items() if outcome == "skipped"}
     assert skipped == {"other_values", "wrong_lengths", "processes", "clearing"}
     assert set(seen.values()) == {"passed", "skipped"}, verdicts
+
+
+def test_the_class_of_the_readme_passes_every_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    source = readme.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "my_store.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = subject_of("my_store:Folder", json.dumps({"folder": str(tmp_path / "kv")}))
+    verdicts = certify(found)
+    assert set(outcomes(verdicts).values()) == {"passed"}, verdicts
+    assert list((tmp_path / "kv").iterdir()) == []
 
 
 def test_upstreams_names_keep_models_and_ranks_apart_through_the_class(tmp_path: Path) -> None:
