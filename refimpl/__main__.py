@@ -276,7 +276,12 @@ def conform(
         typer.Argument(metavar="NAME|MODULE:CLASS", help="a storage backend, or your own class"),
     ],
     extra_config: Annotated[
-        str | None, typer.Option(help="its keys, as JSON or @FILE (.json, .toml, .yaml)")
+        str | None,
+        typer.Option(
+            "--extra-config",
+            "--hicache-storage-backend-extra-config",
+            help="its keys, as JSON or @FILE (.json, .toml, .yaml)",
+        ),
     ] = None,
     lifetime: Annotated[
         str | None,
@@ -287,7 +292,8 @@ def conform(
     """Certify a storage backend. Give it a folder or server of its own: clear is tried as well."""
     from refimpl.conformance.show import conform as conform_and_show
 
-    sys.path.insert(0, "")  # so that MODULE may lie in the current folder
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # MODULE may lie in the current folder
     if not conform_and_show(backend, extra_config, lifetime, as_json=as_json):
         raise typer.Exit(1)
 

@@ -188,6 +188,34 @@ class PointerStorage(HiCacheStorage):
         self.is_closed = True
 
 
+class FillsNoPointer(PointerStorage):
+    def _fill(self, key: str, pieces: list[tuple[int, int]]) -> bool:
+        del pieces
+        return key in self.values
+
+
+class FillsKeysOnly(PointerStorage):
+    def _fill(self, key: str, pieces: list[tuple[int, int]]) -> bool:
+        whole = sum(size for _, size in pieces)
+        address, size = pieces[0]
+        value = self.values.get(key, b"")
+        ctypes.memmove(address, value[:size], size)
+        return len(value) == whole
+
+
+class ReturnsItsTarget(MinimalStorage):
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
+        del target_sizes
+        return target_location if key in self.values else None
+
+
+class LosesTheLast(MinimalStorage):
+    def batch_set(self, keys: list[str], values: Any = None, *_: Any) -> bool:
+        for key, value in zip(keys[:-1], values[:-1], strict=True):
+            self.set(key, value)
+        return True
+
+
 class HeldInMemory:
     """A plain class that says it outlives its process, and does not."""
 
