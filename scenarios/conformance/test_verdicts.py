@@ -253,7 +253,10 @@ def test_a_failed_rule_ends_the_command_with_1(
         ([f"{CLASSES}:FolderStore"], "has no 'FolderStore'; did you mean FolderStorage?"),
         ([f"{CLASSES}:FolderStorage"], "the constructor of class"),
         (["memory", "--extra-config", '{"max_sise": 1}'], "did you mean max_size?"),
-        (["memory", "--extra-config", '{"compat": "vllm"}'], "compat must be sglang or absent"),
+        (
+            ["memory", "--extra-config", '{"compat": "vllm"}'],
+            "config: compat must be sglang or absent",
+        ),
         (["memory", "--lifetime", "day"], "choose one of object, process, store"),
     ],
 )
