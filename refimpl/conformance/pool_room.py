@@ -9,7 +9,6 @@ from refimpl.conformance.shapes import Shape
 from refimpl.memory.layout import Geometry
 from refimpl.memory.pool import Pool
 from refimpl.run.host_pool_view import HostPoolView
-from refimpl.run.sglang_class import HostPool
 from refimpl.storage.backend import HostPage
 
 
@@ -20,7 +19,7 @@ class PoolRoom:
         geometry = Geometry(shape.layers, shape.kvs, shape.heads, shape.dim, shape.page_size)
         self._pool = Pool(geometry, shape.layout, slots)
         self.memory: tuple[memoryview, ...] = (self._pool.words().data.cast("B"),)
-        self.host: HostPool | None = HostPoolView(self._pool)
+        self.host: object | None = HostPoolView(self._pool)
 
     def page(self, slot: int) -> HostPage:
         """See Room."""

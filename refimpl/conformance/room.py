@@ -9,7 +9,6 @@ import random
 from typing import Final, Protocol
 
 from refimpl.conformance.shapes import Shape
-from refimpl.run.sglang_class import HostPool
 from refimpl.storage.backend import HostPage
 
 _POISON: Final = b"\xa5"
@@ -19,7 +18,7 @@ class Room(Protocol):
     """Pages by slot, all in ``memory``; ``host`` is the pool for classes of SGLang's kind."""
 
     memory: tuple[memoryview, ...]
-    host: HostPool | None
+    host: object | None
 
     def page(self, slot: int) -> HostPage:
         """A page."""
@@ -32,7 +31,7 @@ class PlainRoom:
     def __init__(self, shape: Shape, slots: int) -> None:
         self._shape, self._slots = shape, slots
         self.memory: tuple[memoryview, ...] = (memoryview(bytearray(shape.page_bytes * slots)),)
-        self.host: HostPool | None = None
+        self.host: object | None = None
 
     def page(self, slot: int) -> HostPage:
         """See Room."""

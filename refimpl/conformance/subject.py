@@ -17,7 +17,7 @@ from refimpl.config import ConfigError, require, require_choice
 from refimpl.conformance.room import PlainRoom, Room
 from refimpl.conformance.shapes import Shape
 from refimpl.keys import PageKey
-from refimpl.run.dynamic import find_class, open_dynamic, with_floats
+from refimpl.run.dynamic import find_class, with_floats
 from refimpl.run.extra_config import parse_extra_config, read_extra_config
 from refimpl.storage.backend import Backend, HostPage, Setting
 from refimpl.storage.factory import backend_names, open_backend
@@ -72,9 +72,7 @@ class Subject:
         self.used[shape, whose] = None
         room = self._room(shape, slots)
         space = namespace_of(self.backend, whose, compat=self.compat)
-        setting = Setting(whose, space, self.extra, room.memory)
-        if self.backend == "dynamic":
-            return Opened(open_dynamic(setting, room.host), room, space, self.run)
+        setting = Setting(whose, space, self.extra, room.memory, room.host)
         return Opened(open_backend(self.backend, setting), room, space, self.run)
 
     def _room(self, shape: Shape, slots: int) -> Room:

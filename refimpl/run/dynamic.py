@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from decimal import Decimal
 from difflib import get_close_matches
 from importlib import import_module
+from inspect import signature
 from types import ModuleType
 from typing import Any, Final
 
@@ -40,8 +41,8 @@ class DynamicClass:
     uses_v1: bool
 
 
-def open_dynamic(setting: Setting, host: HostPool | None = None) -> Backend:
-    """Load the class, construct it, adapt it. ``host`` is the host pool for classes of SGLang's kind.
+def open_dynamic(setting: Setting) -> Backend:
+    """Load the class, construct it, adapt it. A class of SGLang's kind needs ``setting.host``.
 
     Raises ConfigError for what the configuration has wrong, StorageError for a constructor that fails.
     """
@@ -50,7 +51,7 @@ def open_dynamic(setting: Setting, host: HostPool | None = None) -> Backend:
         found = _load(setting.extra)
         if found.is_sglang:
             # It keeps the stand-in while it is open: classes import when they run, too.
-            return _open_sglang(found, setting, host)
+            return _open_sglang(found, setting)
         backend: Backend = PlainBackend(
             _construct_plain(found, setting), setting.namespace, found.what
         )
@@ -154,17 +155,19 @@ def _construct_plain(found: DynamicClass, setting: Setting) -> Any:
     )
 
 
-def _open_sglang(found: DynamicClass, setting: Setting, host: HostPool | None) -> Backend:
-    if host is None:
+def _open_sglang(found: DynamicClass, setting: Setting) -> Backend:
+    host = setting.host
+    if not isinstance(host, HostPool):
         raise ConfigError(
             f"{found.what} is written for SGLang's interface, which needs a host pool;"
             " open it where there is one"
         )
-    arguments: tuple[Any, ...] = (
-        _config(setting),
-        {},
-    )  # what SGLang gives: the dict is for its own callers
-    if not takes(found.cls, *arguments):
+    config = _config(setting)
+    # SGLang's factory gives a dict to users' classes and the pool to its own, which say so.
+    second: Any = host if _wants_pool(found.cls) else {}
+    choices: tuple[tuple[Any, ...], ...] = ((config, second), (config,))
+    arguments = next((each for each in choices if takes(found.cls, *each)), None)
+    if arguments is None:
         raise ConfigError(
             f"{found.what} can't be constructed: its __init__ must take (storage_config, kwargs)"
         )
@@ -175,6 +178,14 @@ def _open_sglang(found: DynamicClass, setting: Setting, host: HostPool | None) -
         )
     except Exception as error:
         raise StorageError(f"{found.what} refused the host pool: {error!r}") from error
+
+
+def _wants_pool(cls: type) -> bool:
+    try:
+        names = list(signature(cls).parameters)
+    except (TypeError, ValueError):
+        return False
+    return len(names) > 1 and "pool" in names[1]
 
 
 def _construct(found: DynamicClass, *arguments: Any) -> Any:

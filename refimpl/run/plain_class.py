@@ -9,7 +9,7 @@ What such a class looks like stands here alone:
 - ``get(name)`` gives the value, anything bytes-like, or None. Another length than asked for is a miss.
 - ``set(name, value)`` stores ``bytes``; False says that it did not, True or nothing that it did.
 - ``clear(owns)``, optional: delete every value whose name ``owns(name)`` accepts, and say how many.
-- ``close()``, optional.
+- ``delete(name)``, optional: False says that the value is still there. ``close()``, optional.
 
 Names are full names: they tell models, ranks and layouts apart. Methods are called from several
 threads. An exception counts as a failure of the call, so it costs time and nothing else.
@@ -46,6 +46,14 @@ def takes(method: Callable[..., object], *positional: object) -> bool:
     except TypeError:
         return False
     return True
+
+
+def delete_each(thing: Any, names: Sequence[str]) -> list[bool]:
+    """By the class's own delete; all False where it has none."""
+    delete = getattr(thing, "delete", None)
+    if not callable(delete):
+        return [False] * len(names)
+    return [delete(name) in (None, True) for name in names]
 
 
 class PlainBackend(Backend):
@@ -104,6 +112,10 @@ class PlainBackend(Backend):
             return 0
         count = thing.clear(self._namespace.owns)
         return count if type(count) is int else 0
+
+    def delete(self, names: Sequence[str]) -> list[bool]:
+        """Make names writable again, where the class can: True where there is no value now."""
+        return delete_each(self._open(), names)
 
     def close(self) -> None:
         """See Backend."""

@@ -11,17 +11,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from refimpl.config import require
 from refimpl.run import sglang_stand_in as stand_in
-from refimpl.run.plain_class import REQUIRED, check_methods, takes
+from refimpl.run.plain_class import REQUIRED, check_methods, delete_each, takes
 from refimpl.storage.backend import Backend, HostPage, StorageError
 
 V1: Final = ("batch_get_v1", "batch_set_v1")
 _log = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class HostPool(Protocol):
     """What is needed of the pool that the class is registered with; see host_pool_view."""
 
@@ -151,6 +152,11 @@ class SGLangBackend(Backend):
         self._check_open()
         count = self._thing.clear() if self.can_clear else 0
         return count if type(count) is int else 0  # upstream's returns nothing
+
+    def delete(self, names: Sequence[str]) -> list[bool]:
+        """Make names writable again, where the class can: True where there is no value now."""
+        self._check_open()
+        return delete_each(self._thing, names)
 
     def close(self) -> None:
         """See Backend."""

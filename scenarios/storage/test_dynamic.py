@@ -65,8 +65,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], d
     return make
 
 
-def setting(extra: dict[str, Any], identity: Identity = IDENTITY) -> Setting:
-    return Setting(identity, namespace_of("dynamic", identity), extra)
+def setting(extra: dict[str, Any], host: HostPoolView | None = None) -> Setting:
+    return Setting(IDENTITY, namespace_of("dynamic", IDENTITY), extra, host=host)
 
 
 def values(*texts: bytes) -> list[HostPage]:
@@ -184,7 +184,11 @@ def test_a_get_that_gives_no_bytes_is_told_so(module: Any) -> None:
         (DICT, {"interface_v1": True}, "lacks batch_get_v1, batch_set_v1"),
         (SGLANG, {"interface_v1": True}, "lacks batch_get_v1, batch_set_v1"),
         (SGLANG.replace("def exists", "def other"), {}, "lacks exists"),
-        (SGLANG.replace("storage_config, kwargs)", "x)"), {}, r"take \(storage_config, kwargs\)"),
+        (
+            SGLANG.replace("storage_config, kwargs)", "a, b, c)"),
+            {},
+            r"take \(storage_config, kwargs\)",
+        ),
         (
             "from sglang.srt.mem_cache.hicache_storage import HiCacheFile",
             {},
@@ -198,7 +202,7 @@ def test_each_mistake_has_its_own_line(
 ) -> None:
     extra = {**module(text), **changes}
     with pytest.raises(ConfigError, match=message) as said:
-        open_dynamic(setting(extra), room()[1])
+        open_dynamic(setting(extra, room()[1]))
     assert "\n" not in str(said.value)
     assert INTERFACE not in sys.modules
 
@@ -209,7 +213,7 @@ def test_a_constructor_that_fails_is_a_store_that_is_not_there(module: Any) -> N
         with pytest.raises(
             StorageError, match=r"constructor of class .* raised OSError\('no route'"
         ):
-            open_dynamic(setting(module(text + fails)), room()[1])
+            open_dynamic(setting(module(text + fails), room()[1]))
         assert INTERFACE not in sys.modules
 
 
@@ -224,7 +228,7 @@ def test_a_class_of_sglangs_kind_without_a_host_pool_is_refused(module: Any) -> 
 @pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct", "page_head"])
 def test_a_class_of_sglangs_kind_runs_as_it_is(module: Any, layout: str) -> None:
     pool, view, pages = room(layout)
-    backend = open_dynamic(setting(module(SGLANG)), view)
+    backend = open_dynamic(setting(module(SGLANG), view))
     kept = b"".join(pool.pieces(0))
     assert backend.set(NAMES[:2], pages[:2]) == [True, True]
     pool.words()[:] = 0  # the class kept what it was given
@@ -236,7 +240,7 @@ def test_a_class_of_sglangs_kind_runs_as_it_is(module: Any, layout: str) -> None
 
 def test_it_is_constructed_as_sglang_constructs_it(module: Any) -> None:
     extra = {**module(SGLANG), "port": Decimal("0.5")}
-    backend = open_dynamic(setting(extra), room()[1])
+    backend = open_dynamic(setting(extra, room()[1]))
     config = thing(backend).config
     assert (config.tp_rank, config.tp_size, config.model_name) == (0, 2, "org/Model")
     assert (config.is_mla_model, config.is_page_first_layout) == (False, True)
@@ -246,9 +250,40 @@ def test_it_is_constructed_as_sglang_constructs_it(module: Any) -> None:
     backend.close()
 
 
+@pytest.mark.parametrize(
+    ("parameters", "given"),
+    [
+        ("storage_config", "3"),
+        ("storage_config, mem_pool_host=None", "mem_pool_host.page_size"),
+        ("hicache_config, memory_pool_host", "memory_pool_host.page_size"),
+        ("storage_config, file_path='.'", "file_path"),
+    ],
+)
+def test_classes_of_sglang_itself_get_the_pool_they_ask_for(
+    module: Any, parameters: str, given: str
+) -> None:
+    own = f"\n        def __init__(self, {parameters}): self.given = {given}\n"
+    backend = open_dynamic(setting(module(SGLANG + own), room()[1]))
+    assert thing(backend).given == {"3": 3, "file_path": {}}.get(given, 4)
+    backend.close()
+
+
+def test_names_are_freed_where_the_class_can(module: Any) -> None:
+    plain, upstreams = module(DICT), module(SGLANG)
+    for extra in (plain, upstreams):
+        backend = open_dynamic(setting(extra, room()[1]))
+        assert backend.delete(["a", "b"]) == [False, False]
+        backend.close()
+    able = "\n        def delete(self, name): return name != 'b'\n"
+    for text in (DICT + able, SGLANG + able):
+        backend = open_dynamic(setting(module(text), room()[1]))
+        assert backend.delete(["a", "b"]) == [True, False]
+        backend.close()
+
+
 def test_pages_and_other_values_of_one_call_keep_their_places(module: Any) -> None:
     _, view, pages = room()
-    backend = open_dynamic(setting(module(SGLANG)), view)
+    backend = open_dynamic(setting(module(SGLANG), view))
     mixed = [values(b"sum a")[0], pages[0], values(b"sum b")[0], pages[1]]
     assert backend.set(NAMES, mixed) == [True] * 4
     found = [values(b".....")[0], pages[2], values(b"......")[0], pages[3]]
@@ -266,7 +301,7 @@ def test_a_page_of_another_length_is_a_miss_and_the_others_are_not(module: Any) 
             return [self.values["a"][:-1], self.values["a"], "no tensor"]
     """
     _, view, pages = room()
-    backend = open_dynamic(setting(module(SGLANG + shorter)), view)
+    backend = open_dynamic(setting(module(SGLANG + shorter), view))
     backend.set(["a"], pages[:1])
     assert backend.get(["a", "b", "c"], pages[1:]) == [False, True, False]
     backend.close()
@@ -274,7 +309,7 @@ def test_a_page_of_another_length_is_a_miss_and_the_others_are_not(module: Any) 
 
 def test_gaps_are_found_by_a_call_that_counts_leading_names(module: Any) -> None:
     _, view, pages = room()
-    backend = open_dynamic(setting(module(SGLANG)), view)
+    backend = open_dynamic(setting(module(SGLANG), view))
     backend.set(["a", "c"], pages[:2])
     assert backend.exists(["x", "a", "c", "y", "z", "a"]) == [False, True, True, False, False, True]
     backend.close()
@@ -300,7 +335,7 @@ def test_an_answer_that_is_none_is_a_failure_of_the_call(
 ) -> None:
     wrong = f"\n        def {method}(self, keys, *_): return [True]\n"
     _, view, pages = room()
-    backend = open_dynamic(setting(module(SGLANG + wrong)), view)
+    backend = open_dynamic(setting(module(SGLANG + wrong), view))
     with pytest.raises(StorageError, match=message):
         call(backend, pages[0])
     backend.close()
@@ -313,7 +348,7 @@ def test_a_batch_that_is_refused_is_asked_for_name_by_name(module: Any) -> None:
             return False
     """
     _, view, pages = room()
-    backend = open_dynamic(setting(module(SGLANG + wrong)), view)
+    backend = open_dynamic(setting(module(SGLANG + wrong), view))
     assert backend.set(["a", "b"], pages[:2]) == [True, False]
     backend.close()
 
@@ -325,7 +360,7 @@ def test_a_get_may_say_how_many_leading_pages_it_filled(module: Any) -> None:
             return 1
     """
     pool, view, pages = room()
-    backend = open_dynamic(setting(module(SGLANG + counted)), view)
+    backend = open_dynamic(setting(module(SGLANG + counted), view))
     assert backend.get(["a", "b"], pages[:2]) == [True, False]
     assert pool.tensor[:, 0].unique().tolist() == [1]
     backend.close()
@@ -343,9 +378,9 @@ def test_the_stand_in_is_there_while_a_backend_needs_it_and_is_announced(
         "\n            return PoolName.KV == 'kv'\n"
     )
     with caplog.at_level(logging.WARNING):
-        first = open_dynamic(setting(module(SGLANG)), room()[1])
+        first = open_dynamic(setting(module(SGLANG), room()[1]))
     assert "sglang is not installed" in caplog.text
-    second = open_dynamic(setting(module(late)), room()[1])
+    second = open_dynamic(setting(module(late), room()[1]))
     first.close()
     first.close()
     assert second.exists(["any"]) == [True]  # it imports when it runs
@@ -373,7 +408,7 @@ def test_where_sglang_is_installed_it_is_used(module: Any, tmp_path: Path) -> No
     text = source.read_text(encoding="utf-8")
     (folder / "hicache_storage.py").write_text(f"{text}\nIS_INSTALLED = True\n", encoding="utf-8")
     try:
-        backend = open_dynamic(setting(module(SGLANG)), room()[1])
+        backend = open_dynamic(setting(module(SGLANG), room()[1]))
         assert sys.modules[INTERFACE].IS_INSTALLED
         assert type(thing(backend).config).__module__ == INTERFACE
         backend.close()
