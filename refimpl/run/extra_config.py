@@ -81,13 +81,13 @@ _SIZES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 class ExtraConfig:
     """The keys that HiCache itself reads, in integers; None: not given."""
 
+    compat: str = ""  # sglang: names are upstream's
     prefetch_threshold: int | None = None  # tokens
     prefetch_timeout_base_ns: int | None = None
     prefetch_timeout_per_ki_token_ns: int | None = None
     prefetch_timeout_max_ns: int | None = None
     tp_lcm_size: int | None = None
     max_size_bytes: int | None = None  # of memory and file
-    compat: str = ""  # sglang: names are upstream's
     backend: dict[str, Any] = field(default_factory=dict)  # what belongs to the backend
 
 
@@ -104,8 +104,8 @@ def read_extra_config(text: str | None, storage_backend: str | None) -> ExtraCon
         prefetch_threshold=_whole(keys, "prefetch_threshold"),
         tp_lcm_size=_whole(keys, "tp_lcm_size"),
         max_size_bytes=_size_bytes(keys, "max_size") if "max_size" in keys else None,
-        compat=_compat(keys),
         backend={name: value for name, value in keys.items() if name not in _OURS},
+        compat=_compat(keys),
         **times,
     )
 
@@ -130,6 +130,12 @@ def parse_extra_config(text: str) -> dict[str, Any]:
     for name in keys:
         require(isinstance(name, str), f"{where}: key {name!r} must be a string")
     return keys
+
+
+def _compat(keys: dict[str, Any]) -> str:
+    value = keys.get("compat", "")
+    require(value in ("", "sglang"), f"{NAME}: compat must be sglang or absent, not {value!r}")
+    return str(value)
 
 
 def _load_json(text: str) -> Any:
@@ -169,12 +175,6 @@ def _check_names(keys: dict[str, Any], backend: str) -> None:
             close = get_close_matches(name, known, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigError(f"{NAME}: unknown key {name!r} for backend {backend}{hint}")
-
-
-def _compat(keys: dict[str, Any]) -> str:
-    value = keys.get("compat", "")
-    require(value in ("", "sglang"), f"{NAME}: compat must be sglang or absent, not {value!r}")
-    return str(value)
 
 
 def _whole(keys: dict[str, Any], name: str) -> int | None:

@@ -28,35 +28,28 @@ class MemoryBackend:
     """``store`` in the extra config names the shelf ("default"); ``max_size`` bounds it, in bytes."""
 
     def __init__(self, setting: Setting) -> None:
+        self._is_closed = False
         self._namespace = setting.namespace
-        self._open_shelf: _Shelf | None = _shelves.setdefault(
-            str(setting.extra.get("store", "default")), _Shelf()
-        )
+        self._shelf = _shelves.setdefault(str(setting.extra.get("store", "default")), _Shelf())
         self._bytes_max: int | None = setting.extra.get("max_size")
-
-    @property
-    def _shelf(self) -> _Shelf:
-        if self._open_shelf is None:
-            raise StorageError("the store in memory is closed")
-        return self._open_shelf
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """See Backend."""
-        shelf = self._shelf
-        with shelf.lock:
-            return [name in shelf.values for name in names]
+        self._check_open()
+        with self._shelf.lock:
+            return [name in self._shelf.values for name in names]
 
     def get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend."""
+        self._check_open()
         return [self._get(name, page) for name, page in zip(names, pages, strict=True)]
 
     def _get(self, name: str, page: HostPage) -> bool:
-        shelf = self._shelf
-        with shelf.lock:
-            value = shelf.values.get(name)
+        with self._shelf.lock:
+            value = self._shelf.values.get(name)
             if value is None or len(value) != page.nbytes:
                 return False
-            shelf.values.move_to_end(name)
+            self._shelf.values.move_to_end(name)
         at = 0
         for piece in page.pieces:
             piece[:] = value[at : at + piece.nbytes]
@@ -65,6 +58,7 @@ class MemoryBackend:
 
     def set(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend."""
+        self._check_open()
         return [self._set(name, page) for name, page in zip(names, pages, strict=True)]
 
     def _set(self, name: str, page: HostPage) -> bool:
@@ -85,13 +79,17 @@ class MemoryBackend:
 
     def clear(self) -> int:
         """See Backend."""
-        shelf = self._shelf
-        with shelf.lock:
-            ours = [name for name in shelf.values if self._namespace.owns(name)]
+        self._check_open()
+        with self._shelf.lock:
+            ours = [name for name in self._shelf.values if self._namespace.owns(name)]
             for name in ours:
-                shelf.nbytes -= len(shelf.values.pop(name))
+                self._shelf.nbytes -= len(self._shelf.values.pop(name))
         return len(ours)
 
     def close(self) -> None:
         """See Backend."""
-        self._open_shelf = None
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StorageError("the store in memory is closed")

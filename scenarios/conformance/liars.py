@@ -232,8 +232,7 @@ class Miscounts(Honest):
 
 class ForgetsOnClose(Honest):
     def close(self) -> None:
-        if self._open_shelf is not None:
-            self._open_shelf.values.clear()
+        self._shelf.values.clear()
         super().close()
 
 
@@ -244,14 +243,14 @@ class GoesOnAfterClose(Honest):
 
 class ClosesOnceOnly(Honest):
     def close(self) -> None:
-        if self._open_shelf is None:
+        if self._is_closed:
             raise StorageError("closed already")
         super().close()
 
 
 class FailsWithoutAWord(Honest):
     def exists(self, names: Sequence[str]) -> list[bool]:
-        if self._open_shelf is None:
+        if self._is_closed:
             raise StorageError
         return super().exists(names)
 
