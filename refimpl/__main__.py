@@ -1,4 +1,4 @@
-"""The command line: ``refimpl run | simulate | golden | workloads``, the same as ``python -m refimpl``.
+"""The command line: ``refimpl run | simulate | golden | conform``, the same as ``python -m refimpl``.
 
 What a command needs is imported when it runs, so that each starts as fast as it can: none of the
 light ones loads torch or numba. Exit codes: 0 done, 1 a check failed, 2 the input can't work.
@@ -292,6 +292,35 @@ def bench(
         print(json.dumps(figures, sort_keys=True))
     else:
         terminal().print(grid(f"bench {name}", ("figure", "value"), figure_rows(figures)))
+
+
+@app.command()
+def conform(
+    backend: Annotated[
+        str,
+        typer.Argument(metavar="NAME|MODULE:CLASS", help="a storage backend, or your own class"),
+    ],
+    extra_config: Annotated[
+        str | None,
+        typer.Option(
+            "--extra-config",
+            "--hicache-storage-backend-extra-config",
+            help="its keys, as JSON or @FILE (.json, .toml, .yaml)",
+        ),
+    ] = None,
+    lifetime: Annotated[
+        str | None,
+        typer.Option(help="how long values live: object, process or store; default: what is known"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Certify a storage backend. Give it a folder or server of its own: clear is tried as well."""
+    from refimpl.conformance.show import conform as conform_and_show
+
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # MODULE may lie in the current folder
+    if not conform_and_show(backend, extra_config, lifetime, as_json=as_json):
+        raise typer.Exit(1)
 
 
 @golden.command("check")

@@ -24,6 +24,8 @@ _EVERYTHING_BUT_SERVE: Final = frozenset(
 LOADS_LATE: Final = {
     "refimpl/__main__.py": frozenset({"refimpl"}),
     "cuda_numba/backend.py": frozenset({"cuda_numba"}),
+    # Only classes of SGLang's kind need tensors; any other is certified without torch.
+    "refimpl/conformance/subject.py": frozenset({"refimpl"}),
 }
 
 
@@ -76,6 +78,7 @@ TENSOR_FILES: Final = (
     "refimpl/model/",
     "refimpl/run/hands",
     "refimpl/run/bench_bytes",
+    "refimpl/run/host_pool_view",
 )
 
 

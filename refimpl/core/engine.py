@@ -91,8 +91,8 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits or is in flight."""
-        return not self.busy
+        """Nothing runs, waits or is in flight, an attach or detach included."""
+        return not self.busy and not self._attachment.holds_back
 
     @property
     def busy(self) -> str:

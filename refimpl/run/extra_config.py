@@ -1,7 +1,7 @@
 """``--hicache-storage-backend-extra-config``: what it may hold and where it comes from.
 
 Inline JSON, or ``@FILE`` in JSON, TOML or YAML. Keys for HiCache are taken out and checked; what
-remains belongs to the backend. Must not know: backends. Called by: setup.
+remains belongs to the backend. Must not know: backends. Called by: setup, the conformance kit.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ _DYNAMIC: Final = ("backend_name", "module_path", "class_name")
 class ExtraConfig:
     """The keys that HiCache itself reads, in integers; None: not given."""
 
+    compat: str = ""  # sglang: names are upstream's
     prefetch_threshold: int | None = None  # tokens
     prefetch_timeout_base_ns: int | None = None
     prefetch_timeout_per_ki_token_ns: int | None = None
@@ -86,7 +87,7 @@ def read_extra_config(text: str | None, storage_backend: str | None) -> ExtraCon
         return ExtraConfig()
     require(storage_backend is not None, f"{NAME} needs --hicache-storage-backend")
     assert storage_backend is not None
-    keys = _parse(text)
+    keys = parse_extra_config(text)
     _check_names(keys, storage_backend)
     times = {f"{name}_ns": time_ns(keys, name) for name in _TIMES}
     return ExtraConfig(
@@ -94,11 +95,13 @@ def read_extra_config(text: str | None, storage_backend: str | None) -> ExtraCon
         tp_lcm_size=whole(keys, "tp_lcm_size"),
         max_size_bytes=size_bytes(keys, "max_size") if "max_size" in keys else None,
         backend={name: value for name, value in keys.items() if name not in _OURS},
+        compat=_compat(keys),
         **times,
     )
 
 
-def _parse(text: str) -> dict[str, Any]:
+def parse_extra_config(text: str) -> dict[str, Any]:
+    """The keys as they stand there, unchecked, numbers as decimals. Raises ConfigError."""
     where = NAME
     load: Callable[[str], Any] = _load_json
     if text.startswith("@"):
@@ -117,6 +120,12 @@ def _parse(text: str) -> dict[str, Any]:
     for name in keys:
         require(isinstance(name, str), f"{where}: key {name!r} must be a string")
     return keys
+
+
+def _compat(keys: dict[str, Any]) -> str:
+    value = keys.get("compat", "")
+    require(value in ("", "sglang"), f"{NAME}: compat must be sglang or absent, not {value!r}")
+    return str(value)
 
 
 def _load_json(text: str) -> Any:

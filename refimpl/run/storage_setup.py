@@ -5,14 +5,14 @@ Must not know: pumps, the engine. Called by: whoever serves a model, the server.
 
 from __future__ import annotations
 
+import refimpl.run.dynamic  # noqa: F401  # registers the backend of that name
 from refimpl.memory.pool import Pool
 from refimpl.model.transformer import Transformer
 from refimpl.model.weights import fingerprint
-from refimpl.run.dynamic import open_dynamic
 from refimpl.run.extra_config import read_extra_config
+from refimpl.run.host_pool_view import HostPoolView
 from refimpl.run.live_storage import OpenStore
-from refimpl.storage.backend import Backend, Setting
-from refimpl.storage.factory import open_backend
+from refimpl.storage.backend import Setting
 from refimpl.storage.names import Identity, namespace_of
 from refimpl.storage.stack import open_storage
 
@@ -45,11 +45,7 @@ class StoreOpener:
         extra = read_extra_config(extra_config or None, backend)
         tag = str(extra.backend.get("extra_backend_tag", ""))
         namespace = namespace_of(backend, self.identity, compat=extra.compat, tag=tag)
-        memory = (memoryview(self._host.words()).cast("B"),)
-        setting = Setting(self.identity, namespace, extra.backend, memory)
-        return OpenStore(open_storage(backend, setting, opener=self._open), namespace)
-
-    def _open(self, backend: str, setting: Setting) -> Backend:
-        if backend == "dynamic":
-            return open_dynamic(setting, HostPoolView(self._host))
-        return open_backend(backend, setting)
+        memory: memoryview = self._host.words().data
+        view = HostPoolView(self._host)
+        setting = Setting(self.identity, namespace, extra.backend, (memory.cast("B"),), view)
+        return OpenStore(open_storage(backend, setting), namespace)

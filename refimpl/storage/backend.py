@@ -42,13 +42,15 @@ class Setting:
     """What a backend is opened with.
 
     ``memory`` is the host memory in which every page of KV lies, for backends that register buffers;
-    ``extra`` holds the keys of the extra config that belong to the backend.
+    ``extra`` holds the keys of the extra config that belong to the backend. ``host`` is the pool that
+    memory belongs to, as an object for classes that ask for one; nothing here looks into it.
     """
 
     identity: Identity
     namespace: Namespace
     extra: Mapping[str, Any] = field(default_factory=dict)
     memory: tuple[memoryview, ...] = ()
+    host: object | None = None
 
 
 class Backend(Protocol):

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
 
-from refimpl.storage.backend import HostPage, Setting
+from refimpl.storage.backend import HostPage, Setting, StorageError
 from refimpl.storage.extra import size_bytes
 
 
@@ -29,6 +29,7 @@ class MemoryBackend:
     """``store`` in the extra config names the shelf ("default"); ``max_size`` bounds it, in bytes."""
 
     def __init__(self, setting: Setting) -> None:
+        self._is_closed = False
         self._namespace = setting.namespace
         self._shelf = _shelves.setdefault(str(setting.extra.get("store", "default")), _Shelf())
         told = setting.extra.get("max_size")
@@ -36,11 +37,13 @@ class MemoryBackend:
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """See Backend."""
+        self._check_open()
         with self._shelf.lock:
             return [name in self._shelf.values for name in names]
 
     def get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend."""
+        self._check_open()
         return [self._get(name, page) for name, page in zip(names, pages, strict=True)]
 
     def _get(self, name: str, page: HostPage) -> bool:
@@ -57,6 +60,7 @@ class MemoryBackend:
 
     def set(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend."""
+        self._check_open()
         return [self._set(name, page) for name, page in zip(names, pages, strict=True)]
 
     def _set(self, name: str, page: HostPage) -> bool:
@@ -77,6 +81,7 @@ class MemoryBackend:
 
     def delete(self, names: Sequence[str]) -> list[bool]:
         """See backend.delete_values."""
+        self._check_open()
         with self._shelf.lock:
             for name in names:
                 self._shelf.nbytes -= len(self._shelf.values.pop(name, b""))
@@ -84,6 +89,7 @@ class MemoryBackend:
 
     def clear(self) -> int:
         """See Backend."""
+        self._check_open()
         with self._shelf.lock:
             ours = [name for name in self._shelf.values if self._namespace.owns(name)]
             for name in ours:
@@ -92,3 +98,8 @@ class MemoryBackend:
 
     def close(self) -> None:
         """See Backend."""
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StorageError("the store in memory is closed")

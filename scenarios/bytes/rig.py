@@ -34,7 +34,6 @@ from refimpl.run.virtual import VirtualHands
 from refimpl.run.world import Instance, World
 from refimpl.workload.request import Workload
 
-
 _numbers = count()
 
 

@@ -81,9 +81,10 @@ def test_a_call_hangs_until_it_is_released() -> None:
     thread.start()
     assert store.hanging.wait(PATIENCE_S)
     assert found == []
-    store.close()
+    store.released.set()
     thread.join()
     assert found == [True]
+    store.close()
 
 
 def test_a_store_may_refuse_to_open() -> None:
