@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from uuid import uuid4
 
 from refimpl.config import EngineConfig, Transfer, require
 from refimpl.core.engine import Engine
@@ -126,8 +127,16 @@ def _with_own_defaults(options: Options) -> Options:
         page_size=PAGE_SIZE if options.page_size == untouched.page_size else options.page_size,
         hicache_storage_backend=options.hicache_storage_backend or "memory",
         hicache_storage_backend_extra_config=options.hicache_storage_backend_extra_config
-        or '{"prefetch_threshold": 16}',
+        or _own_store(options.hicache_storage_backend or "memory"),
     )
+
+
+def _own_store(backend: str) -> str:
+    """The extra config where none is given; a store in memory is then of this run alone."""
+    extra: dict[str, object] = {"prefetch_threshold": PAGE_SIZE}
+    if backend == "memory":
+        extra["store"] = uuid4().hex
+    return json.dumps(extra)
 
 
 def _check_tokens(workload: Workload, model: Model) -> None:

@@ -37,7 +37,7 @@ from refimpl.storage.names import Namespace, sidecar
 from refimpl.storage.tally import Tally
 
 _LOG: Final = logging.getLogger(__name__)
-_THREADED_BYTES: Final = 256 * 1024  # a page; below it a thread costs more than it copies
+_THREADED_BYTES: Final = 1 << 20  # a page; below it a second thread gains nothing, as measured
 _FILE_NAME_BYTES_MAX: Final = 255
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -159,8 +159,11 @@ class FileBackend:
             batch.done[at] = self._is_there(name, page.nbytes)
             if not batch.done[at]:
                 missing.append((at, name, page))
-        granted = self._room.grant(sum(page.nbytes for _, _, page in missing)) if missing else 0
-        fitting = _leading(missing, granted)
+        cap = self._options.bytes_max
+        # Nothing is evicted for what the whole directory could not hold.
+        wanted = missing if cap is None else _leading(missing, cap)
+        granted = self._room.grant(sum(page.nbytes for _, _, page in wanted)) if wanted else 0
+        fitting = _leading(wanted, granted)
         self.tally.add("refused", len(missing) - len(fitting))
         try:
             self._spread(self._set_some, fitting, batch)

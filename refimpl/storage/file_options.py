@@ -45,7 +45,7 @@ _FROM_ENV: Final = (
 )
 _NUMBERS: Final = ("eviction_ratio", "metadata_ttl")  # what a variable holds as text
 _FOR_EVER_NS: Final = 1 << 62
-_THREADS_MAX: Final = 4  # a page cache is full at 2 threads on 2 cores, 4 leave room for a disk
+_THREADS_MAX: Final = 4  # as many as there are cores, but no more: memory is busy by then
 
 
 @dataclass(frozen=True, slots=True)
