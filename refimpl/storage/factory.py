@@ -20,6 +20,9 @@ Maker: TypeAlias = Callable[[Setting], Backend]
 # Where a maker is: "module:name". What must be installed for it is an extra of the same name.
 _MAKERS: Final[dict[str, str | Maker]] = {
     "memory": "refimpl.storage.memory:MemoryBackend",
+    "mooncake": "refimpl.storage.mooncake:MooncakeBackend",
+    "nixl": "refimpl.storage.nixl:NixlBackend",
+    "aibrix": "refimpl.storage.aibrix:AibrixBackend",
 }
 
 
