@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -39,17 +40,24 @@ def opened(host: HostPages, master: MooncakeMaster, **extra: Any) -> Backend:
     return open_backend("mooncake", host.setting(keys))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def host() -> HostPages:
     return HostPages.of("mooncake", GQA, "page_first")
 
 
-@pytest.fixture
-def store(host: HostPages, master: MooncakeMaster) -> Iterator[Backend]:
+@pytest.fixture(scope="module")
+def client(host: HostPages, master: MooncakeMaster) -> Iterator[Backend]:
     backend = opened(host, master)
     yield backend
-    backend.clear()
-    backend.close()
+    backend.close()  # takes the library two seconds, so the tests share one client
+
+
+@pytest.fixture
+def store(host: HostPages, client: Backend) -> Backend:
+    client.clear()
+    for slot in range(2 * PAGES):
+        host.write(slot, slot)
+    return client
 
 
 @pytest.mark.parametrize(
@@ -66,7 +74,7 @@ def store(host: HostPages, master: MooncakeMaster) -> Iterator[Backend]:
 def test_pages_come_back_bit_for_bit(
     master: MooncakeMaster, geometry: Geometry, layout: str
 ) -> None:
-    host = HostPages.of("mooncake", geometry, layout)
+    host = HostPages.of("mooncake", geometry, layout, weights="round trip")
     store = opened(host, master)
     assert store.exists(host.names()) == [False] * PAGES
     assert store.get(host.names(), host.targets()) == [False] * PAGES
@@ -234,6 +242,7 @@ def test_the_second_half_can_be_grouped_with_the_first(
     master: MooncakeMaster, host: HostPages
 ) -> None:
     grouped = opened(host, master, enable_group_semantics=True)
+    grouped.clear()
     assert grouped.set(host.names(), host.sources()) == [True] * PAGES
     assert grouped.get(host.names(), host.targets()) == [True] * PAGES
     grouped.clear()
@@ -291,13 +300,22 @@ def test_a_master_that_dies_costs_time_and_comes_back(tmp_path: Path) -> None:
             assert monotonic() - begun < SECONDS_QUICK
         ports = (first.rpc_port, first.metrics_port)
     with mooncake_master(log, ports=ports):
-        assert store.get(names, host.targets()) == [False] * PAGES  # a new master knows nothing
-        begun = monotonic()
-        while store.set(names, host.sources()) != [True] * PAGES:
-            assert monotonic() - begun < SECONDS_BACK
+        # A new master knows nothing; at first the client has not even heard of it.
+        _until(lambda: store.get(names, host.targets()) == [False] * PAGES)
+        _until(lambda: store.set(names, host.sources()) == [True] * PAGES)
         assert store.get(names, host.targets()) == [True] * PAGES
         assert [*map(payload, host.targets())] == [*map(payload, host.sources())]
         store.close()
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    """Ask again while the store is away or refuses, as the requests that come next would."""
+    begun = monotonic()
+    while monotonic() - begun < SECONDS_BACK:
+        with suppress(StorageError):
+            if holds():
+                return
+    pytest.fail(f"not within {SECONDS_BACK} s")
 
 
 def test_a_closed_backend_says_so(host: HostPages, master: MooncakeMaster) -> None:
@@ -313,7 +331,7 @@ def test_a_stopped_master_is_gone(tmp_path: Path) -> None:
         pass
     assert running.process.poll() == 0
     stop(running.process)  # twice does no harm
-    assert "Master" in running.log.read_text() or running.log.stat().st_size > 0
+    assert running.log.stat().st_size > 0
 
 
 if __name__ == "__main__":
