@@ -9,11 +9,10 @@ Must not know: pools, policies. Called by: factory.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from threading import Event
 from time import monotonic, sleep
 from typing import Any, Final
@@ -25,22 +24,29 @@ from refimpl.storage.nixl_files import (
     NixlFiles,
     Part,
     close_all,
+    is_there,
     open_new,
     open_whole,
-    size_of,
     storage_folders,
 )
 from refimpl.storage.objects import Placed, Regions, address_of
 
-os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # it speaks on standard output, and is asked here
+os.environ.setdefault(
+    "NIXL_LOG_LEVEL", "FATAL"
+)  # before it is loaded: it tells on standard output what it does
 from nixl_cu12._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
+
+logging.getLogger("nixl").setLevel(logging.WARNING)
 
 PLUGIN_VARIABLE: Final = "SGLANG_HICACHE_NIXL_BACKEND_PLUGIN"
 DIRECT_VARIABLE: Final = "SGLANG_HICACHE_NIXL_USE_DIRECT_IO"
 FILE_PLUGINS: Final = ("3FS", "POSIX", "GDS_MT", "GDS")  # in the order that auto tries them
 _ALIGNMENT: Final = 4096  # of address and length, which every file system accepts for direct I/O
 _DEADLINE_S: Final = 30.0
-_FIRST_WAIT_S: Final = 20e-6  # a page from the page cache takes about that
+# Between two looks at a transfer. Asking is what drives it in some plugins, and on a busy machine the
+# shortest sleep takes milliseconds, so the first looks, about ten, only let other threads run.
+_FIRST_WAIT_S: Final = 1e-7
+_LEAST_WAIT_S: Final = 1e-4
 _LAST_WAIT_S: Final = 1e-3
 
 
@@ -66,15 +72,13 @@ class NixlBackend:
     def exists(self, names: Sequence[str]) -> list[bool]:
         """See Backend."""
         self._require_open()
-        return [
-            all(size_of(path) is not None for path in self._files.expected(name)) for name in names
-        ]
+        return [all(map(is_there, self._files.expected(name))) for name in names]
 
     def get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend."""
         self._require_open()
         parts = self._parts(names, pages)
-        placed = _Placement.of(parts, self._regions)
+        placed = _Placement(parts, self._regions)
         filled = [bool(page.pieces) for page in pages]
         files: list[tuple[int, int]] = []  # part, descriptor
         try:
@@ -95,9 +99,9 @@ class NixlBackend:
     def set(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend. What is there is not written again."""
         self._require_open()
-        parts = [part for part in self._parts(names, pages) if size_of(part.path) is None]
+        parts = [part for part in self._parts(names, pages) if not is_there(part.path)]
         stored = [bool(page.pieces) for page in pages]
-        placed = _Placement.of(parts, self._regions)
+        placed = _Placement(parts, self._regions)
         unfinished = [self._files.unfinished(part.path) for part in parts]
         files: list[tuple[int, int]] = []
         try:
@@ -105,7 +109,8 @@ class NixlBackend:
                 files.append((at, open_new(path, is_direct=self._may_be_direct(placed, at))))
             self._transfer("WRITE", placed, files)
             for part in parts:
-                unfinished.pop(0).rename(part.path)
+                os.rename(unfinished[0], part.path)
+                del unfinished[0]
         except OSError as error:
             raise StorageError(f"nixl can't write: {error}") from error
         finally:
@@ -156,13 +161,14 @@ class NixlBackend:
             return
         memory: list[tuple[int, int, int]] = []
         ends: list[tuple[int, int, int]] = []
+        known: list[tuple[int, int, int, str]] = []
         for at, file in files:
             offset = 0
-            for address, size in placed.places(at):
+            for address, size in placed.places[at]:
                 memory.append((address, size, 0))
                 ends.append((offset, size, file))
                 offset += size
-        known = [(0, placed.size(at), file, "") for at, file in files]
+            known.append((0, offset, file, ""))
         try:
             with self._known(known, "FILE"), self._known(placed.staged, "DRAM"):
                 self._run(direction, memory, ends)
@@ -192,7 +198,7 @@ class NixlBackend:
             state = agent.transfer(handle)
             wait_s, until = _FIRST_WAIT_S, monotonic() + _DEADLINE_S
             while state == "PROC":
-                sleep(wait_s)
+                sleep(0 if wait_s < _LEAST_WAIT_S else wait_s)
                 wait_s = min(2 * wait_s, _LAST_WAIT_S)
                 state = agent.check_xfer_state(handle)
                 if state == "PROC" and monotonic() > until and _is_taken_back(agent, handle):
@@ -212,49 +218,42 @@ def _is_taken_back(agent: Any, handle: Any) -> bool:
     return True
 
 
-@dataclass(slots=True)
 class _Placement:
-    """Where the pieces of parts lie."""
+    """Where the pieces of parts lie: ``places[at]`` are addresses and lengths of part ``at``."""
 
-    placed: Placed
-    first: list[int]  # number of a part's first piece, and at the end the number of pieces
-
-    @classmethod
-    def of(cls, parts: Sequence[Part], regions: Regions) -> _Placement:
-        first = [0]
+    def __init__(self, parts: Sequence[Part], regions: Regions) -> None:
+        self._placed = Placed([piece for part in parts for piece in part.pieces], regions)
+        places = list(zip(self._placed.addresses, self._placed.sizes, strict=True))
+        self.places: list[list[tuple[int, int]]] = []
+        self._first: list[int] = []
+        first = 0
         for part in parts:
-            first.append(first[-1] + len(part.pieces))
-        return cls(Placed([piece for part in parts for piece in part.pieces], regions), first)
-
-    def _pieces(self, at: int) -> range:
-        return range(self.first[at], self.first[at + 1])
-
-    def places(self, at: int) -> list[tuple[int, int]]:
-        return [(self.placed.addresses[each], self.placed.sizes[each]) for each in self._pieces(at)]
-
-    def size(self, at: int) -> int:
-        return sum(self.placed.sizes[each] for each in self._pieces(at))
+            count = len(part.pieces)
+            self.places.append(places[first : first + count])
+            self._first.append(first)
+            first += count
 
     def is_aligned(self, at: int) -> bool:
-        return all(
-            address % _ALIGNMENT == 0 and size % _ALIGNMENT == 0
-            for address, size in self.places(at)
+        """Can it be moved by direct I/O?"""
+        return not any(
+            address % _ALIGNMENT or size % _ALIGNMENT for address, size in self.places[at]
         )
 
     def give_back(self, at: int) -> None:
-        for each in self._pieces(at):
-            self.placed.give_back(each)
+        """Let the pieces of a part have what was read for them."""
+        for each in range(self._first[at], self._first[at] + len(self.places[at])):
+            self._placed.give_back(each)
 
     @property
     def staged(self) -> list[tuple[int, int, int, str]]:
-        staging = self.placed.staging
+        staging = self._placed.staging
         return [(address_of(memoryview(staging)), len(staging), 0, "")] if staging else []
 
 
-def _remove(paths: Sequence[Path]) -> None:
+def _remove(paths: Sequence[str]) -> None:
     for path in paths:
         with suppress(OSError):
-            path.unlink()
+            os.unlink(path)
 
 
 # ---- settings -----------------------------------------------------------------------------------
@@ -302,8 +301,13 @@ def _create_plugin(agent: Any, extra: Mapping[str, Any]) -> str:
         try:
             agent.create_backend(choice, parameters)
         except Exception as error:
-            there = "" if choice in agent.get_plugin_list() else ", not part of this installation"
-            reasons.append(f"{choice}: {error}{there}")
+            is_part = choice in agent.get_plugin_list()
+            hint = (
+                "it needs a driver of its own"
+                if is_part
+                else "not part of this installation of nixl"
+            )
+            reasons.append(f"{choice}: {error}, {hint}")
         else:
             return choice
     raise StorageError(f"nixl: no plugin can be created here ({'; '.join(reasons)})")

@@ -34,7 +34,7 @@ class Part:
     """An object: its file, and the pieces of memory that are its bytes, in order."""
 
     owner: int  # position of the value it is part of
-    path: Path
+    path: str
     pieces: tuple[memoryview, ...]
 
     @property
@@ -54,14 +54,14 @@ class NixlFiles:
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
 
-    def path(self, object_name: str) -> Path:
+    def path(self, object_name: str) -> str:
         """Where an object is, or would be."""
         digest = blake2b(object_name.encode(), digest_size=8).digest()
         number = int.from_bytes(digest, "big")
         folder = self._folders[(number >> 16) % len(self._folders)]
-        return folder / f"{number & 0xFF:02x}" / object_name
+        return f"{folder}/{number & 0xFF:02x}/{object_name}"
 
-    def expected(self, name: str) -> list[Path]:
+    def expected(self, name: str) -> list[str]:
         """The files that must be there for ``name`` to have a value."""
         if not self._is_split:
             return [self.path(name)]
@@ -78,9 +78,10 @@ class NixlFiles:
             for each, piece in zip(names, page.pieces, strict=True)
         ]
 
-    def unfinished(self, path: Path) -> Path:
+    def unfinished(self, path: str) -> str:
         """Where a file is written before it gets its name; no two writers share one."""
-        return path.with_name(f".{path.name}.{os.getpid()}-{next(self._serial)}{_UNFINISHED}")
+        folder, _, name = path.rpartition("/")
+        return f"{folder}/.{name}.{os.getpid()}-{next(self._serial)}{_UNFINISHED}"
 
     def clear(self) -> int:
         """Delete what the namespace owns, and what was left unfinished of it; how many values."""
@@ -101,7 +102,7 @@ class NixlFiles:
         names = [name] if not self._is_split else [name + half for half in HALVES]
         for path in map(self.path, names):
             with suppress(FileNotFoundError):
-                path.unlink()
+                os.unlink(path)
         return True
 
     def _all(self) -> Iterator[Path]:
@@ -122,24 +123,21 @@ def storage_folders(setting: Setting, environ: Mapping[str, str] = os.environ) -
     return folders
 
 
-def size_of(path: Path) -> int | None:
-    """Length of a file; None where there is none."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+def is_there(path: str) -> bool:
+    """Is there a file? Those that have their name are complete."""
+    return os.path.exists(path)
 
 
-def open_new(path: Path, *, is_direct: bool) -> int:
+def open_new(path: str, *, is_direct: bool) -> int:
     """Create a file for writing, in a folder that may be new."""
     try:
         return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, is_direct=is_direct)
     except FileNotFoundError:
-        path.parent.mkdir(exist_ok=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, is_direct=is_direct)
 
 
-def open_whole(path: Path, size: int, *, is_direct: bool) -> int | None:
+def open_whole(path: str, size: int, *, is_direct: bool) -> int | None:
     """Open a file of this very size for reading; None for any other, or none."""
     try:
         file = _open(path, os.O_RDONLY, is_direct=is_direct)
@@ -151,7 +149,7 @@ def open_whole(path: Path, size: int, *, is_direct: bool) -> int | None:
     return None
 
 
-def _open(path: Path, flags: int, *, is_direct: bool) -> int:
+def _open(path: str, flags: int, *, is_direct: bool) -> int:
     """With direct I/O where the file system has it."""
     if is_direct:
         try:
@@ -161,7 +159,7 @@ def _open(path: Path, flags: int, *, is_direct: bool) -> int:
                 raise
             with suppress(FileNotFoundError):
                 if flags & os.O_EXCL:
-                    path.unlink()
+                    os.unlink(path)
     return os.open(path, flags | os.O_CLOEXEC, 0o644)
 
 
