@@ -1,4 +1,4 @@
-"""The command line: ``refimpl run | simulate | golden | workloads``, the same as ``python -m refimpl``.
+"""The command line: ``refimpl run | simulate | golden | storage …``, the same as ``python -m refimpl``.
 
 What a command needs is imported when it runs, so that each starts as fast as it can: none of the
 light ones loads torch or numba. Exit codes: 0 done, 1 a check failed, 2 the input can't work.
@@ -30,6 +30,8 @@ _LOOK: dict[str, Any] = {
 app = typer.Typer(**_LOOK)
 golden = typer.Typer(help="Golden cases: hit rates and TTFT, compared exactly.", **_LOOK)
 app.add_typer(golden, name="golden")
+storage = typer.Typer(help="Servers that stores need, on loopback.", **_LOOK)
+app.add_typer(storage, name="storage")
 
 
 def _print_version(asked: bool) -> None:
@@ -252,21 +254,51 @@ def _bench_bytes(name: str) -> dict[str, Any]:
     return bench_copy() if name == "copy" else bench_ttft()
 
 
+def _bench_storage() -> dict[str, Any]:
+    try:
+        from refimpl.run.bench_storage import bench_storage
+    except ImportError as error:
+        raise ConfigError(
+            f"bench storage needs {error.name}: pip install -e '.[torch,kernels]'"
+        ) from None
+    return bench_storage()
+
+
+_BENCHES_OF_BYTES: dict[str, Callable[[], dict[str, Any]]] = {
+    "copy": partial(_bench_bytes, "copy"),
+    "ttft": partial(_bench_bytes, "ttft"),
+    "storage": _bench_storage,
+}
+
+
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="sim, tree, copy or ttft")],
+    name: Annotated[str, typer.Argument(help="sim, tree, copy, ttft or storage")],
     trace: Annotated[Path | None, typer.Option(help="Mooncake trace to replay in sim")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure simulator, tree, copies or a real model beside a floor taken in the same run."""
+    """Measure simulator, tree, copies, a model or stores beside a floor taken in the same run."""
     from refimpl.run.bench import run_bench
     from refimpl.run.show import figure_rows, grid, terminal
 
-    figures = _bench_bytes(name) if name in ("copy", "ttft") else run_bench(name, trace)
+    of_bytes = _BENCHES_OF_BYTES.get(name)
+    figures = run_bench(name, trace) if of_bytes is None else of_bytes()
     if as_json:
         print(json.dumps(figures, sort_keys=True))
     else:
         terminal().print(grid(f"bench {name}", ("figure", "value"), figure_rows(figures)))
+
+
+@storage.command("up")
+def storage_up(
+    server: Annotated[str, typer.Argument(help="mooncake")],
+    log: Annotated[Path | None, typer.Option(help="file for the server's output")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a real server on free ports, say how to use it, and stop it at Ctrl-C or SIGTERM."""
+    from refimpl.storage.foreground import serve
+
+    serve(server, log, as_json=as_json)
 
 
 @golden.command("check")

@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, Final
 
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-
 from refimpl.config import ConfigError, require
 from refimpl.storage.backend import HostPage, Setting, StorageError
 from refimpl.storage.mooncake_config import MooncakeConfig, read_mooncake_config
@@ -33,6 +31,15 @@ from refimpl.storage.objects import (
 )
 from refimpl.storage.servers import wait_until_answered
 from refimpl.storage.watch import Watch
+
+try:
+    from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+except ModuleNotFoundError:
+    raise
+except ImportError as error:  # it is there, and a library of the system is not
+    raise ConfigError(
+        f"mooncake can't be loaded: {error}; on Debian: apt-get install libibverbs1 libnuma1 libcurl4"
+    ) from None
 
 _LOCAL_BUFFER_BYTES: Final = 16 << 20  # of the library, for calls that copy; ours do not
 _SETUP_S: Final = 30.0

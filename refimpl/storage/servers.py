@@ -6,7 +6,6 @@ Must not know: backends, pages. Called by: the command line, live scenarios.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -177,10 +176,3 @@ def _answers(url: str) -> bool:
             return bool(answer.read())
     except (URLError, OSError):
         return False
-
-
-def default_log(name: str) -> Path:
-    """Where the output of a server goes that was started by hand."""
-    folder = Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local" / "state")) / "refimpl"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{name}.log"

@@ -21,7 +21,11 @@ from refimpl.storage.factory import open_backend
 from refimpl.storage.servers import MooncakeMaster, free_ports, mooncake_master, stop
 from scenarios.storage.host_pages import GQA, KEYS, MLA, PAGES, HostPages, loose, payload
 
-pytest.importorskip("mooncake.store", reason="the extra mooncake, or a library it needs, is absent")
+pytest.importorskip(
+    "mooncake.store",
+    reason="the extra mooncake, or a library of the system that it needs, is absent",
+    exc_type=ImportError,
+)
 pytestmark = pytest.mark.live
 
 SEGMENT = "64mb"
