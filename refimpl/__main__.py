@@ -247,28 +247,14 @@ def workloads() -> None:
 def _bench_bytes(name: str) -> dict[str, Any]:
     try:
         from refimpl.run.bench_bytes import bench_copy, bench_ttft
+        from refimpl.run.bench_storage import bench_storage
     except ImportError as error:
         raise ConfigError(
             f"bench {name} needs {error.name}: pip install -e '.[torch,kernels]'"
         ) from None
-    return bench_copy() if name == "copy" else bench_ttft()
-
-
-def _bench_storage() -> dict[str, Any]:
-    try:
-        from refimpl.run.bench_storage import bench_storage
-    except ImportError as error:
-        raise ConfigError(
-            f"bench storage needs {error.name}: pip install -e '.[torch,kernels]'"
-        ) from None
-    return bench_storage()
-
-
-_BENCHES_OF_BYTES: dict[str, Callable[[], dict[str, Any]]] = {
-    "copy": partial(_bench_bytes, "copy"),
-    "ttft": partial(_bench_bytes, "ttft"),
-    "storage": _bench_storage,
-}
+    benches: dict[str, Callable[[], dict[str, Any]]]
+    benches = {"copy": bench_copy, "ttft": bench_ttft, "storage": bench_storage}
+    return benches[name]()
 
 
 @app.command()
@@ -281,8 +267,8 @@ def bench(
     from refimpl.run.bench import run_bench
     from refimpl.run.show import figure_rows, grid, terminal
 
-    of_bytes = _BENCHES_OF_BYTES.get(name)
-    figures = run_bench(name, trace) if of_bytes is None else of_bytes()
+    moves_bytes = name in ("copy", "ttft", "storage")
+    figures = _bench_bytes(name) if moves_bytes else run_bench(name, trace)
     if as_json:
         print(json.dumps(figures, sort_keys=True))
     else:

@@ -110,6 +110,17 @@ def test_an_import_inside_a_function_is_found() -> None:
     assert "json" in problem
 
 
+def test_a_backend_whose_client_takes_tensors_names_torch_in_functions_alone() -> None:
+    inside, outside = "def f():\n    import torch", "import torch"
+    rules = (tidy_imports.heavy_imports, tidy_imports.forbidden_imports, tidy_imports.local_imports)
+    for path in tidy_imports.TENSOR_CLIENTS:
+        assert [problem for rule in rules for problem in rule(Source(path, inside))] == []
+        assert tidy_imports.heavy_imports(Source(path, outside))
+        assert tidy_imports.forbidden_imports(Source(path, outside))
+    for rule in rules:
+        assert rule(Source("refimpl/storage/file.py", inside))
+
+
 def test_only_the_command_line_loads_our_own_modules_late() -> None:
     text = "def f():\n    from refimpl.serve import app"
     assert tidy_imports.local_imports(Source("refimpl/__main__.py", text)) == []

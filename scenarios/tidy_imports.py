@@ -69,7 +69,7 @@ IMPURE_CALLS: Final = frozenset({"open", "print", "hash"})
 # Third-party modules that may be imported where they are used, because they may not be installed.
 # polars is installed, but slow to load and needed only when a table is written.
 OPTIONAL_CLIENTS: Final = frozenset(
-    {"aibrix_kvcache", "hf3fs_fuse", "hf3fs_py_usrbio", "mooncake", "nixl_cu12", "polars"}
+    {"aibrix_kvcache", "hf3fs_fuse", "hf3fs_py_usrbio", "mooncake", "nixl", "nixl_cu12", "polars"}
     | {"gguf", "jinja2", "safetensors", "tokenizers"}
 )
 # Tensors, and who may touch them: everything else has to run where they are not installed.
@@ -137,7 +137,7 @@ def forbidden_imports(source: Source) -> list[str]:
     found = []
     for imported in imports(source):
         target = _folder_of_import(imported)
-        if source.path in TENSOR_CLIENTS and imported.module == "torch":
+        if _is_of_a_tensor_client(source, imported):
             continue
         if target != folder and not _is_granted(TABLE[folder], imported.module, target):
             found.append(
@@ -159,13 +159,22 @@ def _is_granted(allowed: Allowed, module: str, target: str) -> bool:
 
 def heavy_imports(source: Source) -> list[str]:
     """Tensor libraries outside the packages that are about bytes."""
-    if source.path.startswith(TENSOR_FILES) or source.path in TENSOR_CLIENTS:
+    if source.path.startswith(TENSOR_FILES):
         return []
     return [
         source.problem(imported.node, f"{imported.module} belongs into {', '.join(TENSOR_FILES)}")
         for imported in imports(source)
         if imported.module.partition(".")[0] in TENSORS
+        and not _is_of_a_tensor_client(source, imported)
     ]
+
+
+def _is_of_a_tensor_client(source: Source, imported: Import) -> bool:
+    """torch, in a function of a backend whose client takes tensors."""
+    if source.path not in TENSOR_CLIENTS or imported.module != "torch":
+        return False
+    inside = (node for function in source.functions for node in ast.walk(function))
+    return any(node is imported.node for node in inside)
 
 
 def local_imports(source: Source) -> list[str]:

@@ -20,6 +20,10 @@ SERVERS: Final = ("mooncake",)
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
+class _ToldToStop(BaseException):
+    """A signal, as an exception: wherever it strikes, what was started is stopped on the way out."""
+
+
 def serve(name: str, log: Path | None, *, as_json: bool) -> None:
     """Start the server, print how to use it, wait for a signal, stop it.
 
@@ -27,25 +31,27 @@ def serve(name: str, log: Path | None, *, as_json: bool) -> None:
     """
     require_choice("the server", name, SERVERS)
     output = log or _default_log(name)
+    before = {each: signal.signal(each, _stop_once) for each in _ENDS}
     try:
         with mooncake_master(output) as master:
             print(_as_json(master) if as_json else _as_text(master), flush=True)
-            _wait_for_a_signal(master)
+            master.process.wait()
+        raise ConfigError(f"the server has ended by itself; its output is in {output}")
     except StorageError as error:
         raise ConfigError(str(error)) from None
-
-
-def _wait_for_a_signal(master: MooncakeMaster) -> None:
-    awaited = {*_ENDS, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
-    try:
-        # From here on nothing is missed: a signal that comes before the wait stays pending.
-        while master.process.poll() is None:
-            if signal.sigwait(awaited) in _ENDS:
-                return
-        raise StorageError(f"the server has ended by itself; its output is in {master.log}")
+    except _ToldToStop:
+        return
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _stop_once(*_: object) -> None:
+    for each in _ENDS:
+        signal.signal(
+            each, signal.SIG_IGN
+        )  # it is being stopped; a second signal would cut that short
+    raise _ToldToStop
 
 
 def _as_json(master: MooncakeMaster) -> str:

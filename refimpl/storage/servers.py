@@ -92,7 +92,12 @@ def _start(log: Path, ports: tuple[int, int] | None, flags: Sequence[str]) -> Mo
             *flags,
         ]
         process = _spawn(command, log)
-        if _is_up(process, f"http://{HOST}:{metrics_port}/health"):
+        try:
+            is_up = _is_up(process, rpc_port, f"http://{HOST}:{metrics_port}/health")
+        except BaseException:  # Ctrl-C as well must not leave it running
+            stop(process)
+            raise
+        if is_up:
             return MooncakeMaster(process, rpc_port, metrics_port, log)
         stop(process)
     raise StorageError(f"mooncake_master does not come up on {HOST}; its output is in {log}")
@@ -120,11 +125,14 @@ def _spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _is_up(process: subprocess.Popen[bytes], url: str) -> bool:
-    """Wait until the server says it serves; False when it ends, or takes too long."""
+def _is_up(process: subprocess.Popen[bytes], port: int, url: str) -> bool:
+    """Wait until the server says it serves and listens; False when it ends, or takes too long.
+
+    It answers about its health a moment before it listens.
+    """
     until = monotonic() + _START_S
     while monotonic() < until:
-        if _serves(url):
+        if _serves(url) and _is_listening(port):
             return True
         try:
             process.wait(_POLL_S)
@@ -132,6 +140,14 @@ def _is_up(process: subprocess.Popen[bytes], url: str) -> bool:
             continue
         return False
     return False
+
+
+def _is_listening(port: int) -> bool:
+    try:
+        socket.create_connection((HOST, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def _serves(url: str) -> bool:

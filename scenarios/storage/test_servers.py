@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -24,6 +24,7 @@ needs_mooncake = pytest.mark.skipif(
     not Path(sys.executable).with_name("mooncake_master").exists(),
     reason="the extra mooncake is absent",
 )
+Starter: TypeAlias = Callable[..., "subprocess.Popen[str]"]
 UP: Sequence[str] = (sys.executable, "-m", "refimpl", "storage", "up", "mooncake")
 
 
@@ -74,14 +75,26 @@ def test_a_watch_sees_the_end_of_a_server_and_its_return(tmp_path: Path) -> None
 # ---- the command line ---------------------------------------------------------------------------
 
 
-def _up(log: Path, *flags: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*UP, "--log", str(log), *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+@pytest.fixture
+def storage_up(tmp_path: Path) -> Iterator[Starter]:
+    """Starts the command; whatever becomes of a test, none is left running."""
+    started = []
+
+    def start(*flags: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*UP, "--log", str(tmp_path / "master.log"), *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.communicate(timeout=30)
 
 
 def _told(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -100,38 +113,40 @@ def _is_running(pid: int) -> bool:
 
 @needs_mooncake
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_storage_up_serves_until_it_is_told_to_stop(tmp_path: Path, end: signal.Signals) -> None:
-    process = _up(tmp_path / "master.log", "--json")
+def test_storage_up_serves_until_it_is_told_to_stop(
+    storage_up: Starter, end: signal.Signals
+) -> None:
+    process = storage_up("--json")
     told = _told(process)
     host, port = told["extra_config"]["master_server_address"].split(":")
     watch = Watch(host, int(port))
     assert watch.is_up()
     assert told["environment"]["MOONCAKE_MASTER"] == f"{host}:{port}"
     process.send_signal(end)
-    output, errors = process.communicate(timeout=30)
-    assert (process.returncode, output, errors) == (0, "", "")
+    assert process.wait(30) == 0
+    assert process.stdout is not None
+    assert process.stdout.read() == ""
     assert not watch.is_up()
     assert not _is_running(told["pid"])
     watch.close()
 
 
 @needs_mooncake
-def test_storage_up_says_that_the_server_has_ended_by_itself(tmp_path: Path) -> None:
-    process = _up(tmp_path / "master.log", "--json")
+def test_storage_up_says_that_the_server_has_ended_by_itself(storage_up: Starter) -> None:
+    process = storage_up("--json")
     os.kill(_told(process)["pid"], signal.SIGKILL)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 2
+    assert process.wait(30) == 2
+    assert process.stderr is not None
+    errors = process.stderr.read()
     assert "has ended by itself" in errors
     assert len(errors.splitlines()) == 1
 
 
 @needs_mooncake
-def test_storage_up_tells_people_what_to_type(tmp_path: Path) -> None:
-    process = _up(tmp_path / "master.log")
+def test_storage_up_tells_people_what_to_type(storage_up: Starter) -> None:
+    process = storage_up()
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(6)]
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
     assert "--hicache-storage-backend mooncake" in lines[2]
     assert "MOONCAKE_MASTER=127.0.0.1:" in lines[4]
 
