@@ -192,8 +192,8 @@ def _nixl_transfer(agent: Any, direction: str, load: _Load, files: Sequence[int]
 
 
 _STORES: Final[dict[str, tuple[str, Callable[[], dict[str, Any]]]]] = {
-    "mooncake": ("mooncake.store", bench_mooncake),
-    "nixl": ("nixl_cu12", bench_nixl),
+    "mooncake": ("refimpl.storage.mooncake", bench_mooncake),
+    "nixl": ("refimpl.storage.nixl", bench_nixl),
 }
 
 
@@ -206,10 +206,10 @@ def bench_storage(stores: Sequence[str] = ()) -> dict[str, Any]:
         module, bench = _STORES[name]
         try:
             import_module(module)
-        except ImportError:
+        except (ImportError, ConfigError) as error:
             if stores:
-                raise ConfigError(f"{name}: pip install 'hicache-refimpl[{name}]'") from None
-            results[name] = "not installed"
+                raise ConfigError(f"{name} can't be loaded: {error}") from None
+            results[name] = f"not installed: {error}"
         else:
             results[name] = bench()
     return results

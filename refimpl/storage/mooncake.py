@@ -11,6 +11,7 @@ Must not know: pools, policies. Called by: factory.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from refimpl.storage.objects import (
 from refimpl.storage.servers import wait_until_answered
 from refimpl.storage.watch import Watch
 
+os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # before it is loaded: it tells all it does
 try:
     from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 except ModuleNotFoundError:

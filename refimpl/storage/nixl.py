@@ -9,7 +9,6 @@ Must not know: pools, policies. Called by: factory.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -35,8 +34,6 @@ os.environ.setdefault(
     "NIXL_LOG_LEVEL", "FATAL"
 )  # before it is loaded: it tells on standard output what it does
 from nixl_cu12._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
-
-logging.getLogger("nixl").setLevel(logging.WARNING)
 
 PLUGIN_VARIABLE: Final = "SGLANG_HICACHE_NIXL_BACKEND_PLUGIN"
 DIRECT_VARIABLE: Final = "SGLANG_HICACHE_NIXL_USE_DIRECT_IO"

@@ -177,10 +177,27 @@ def test_threads_share_one_client_without_mixing_pages(host: HostPages, store: B
     assert wrong == []
 
 
-def test_many_reads_do_not_exhaust_the_clients_memory(host: HostPages, store: Backend) -> None:
-    store.set(host.names(), host.sources())
-    for _ in range(100):  # 100 batches: far more than it has blocks
-        assert store.get(host.names(), host.targets()) == [True] * PAGES
+def test_each_block_that_is_read_is_given_back_before_the_next(
+    host: HostPages, store: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out: list[object] = []
+    manager = store._pages._manager  # type: ignore[attr-defined]
+    acquire = manager.acquire
+
+    def noticing(*arguments: object) -> object:
+        assert out == []
+        status = acquire(*arguments)
+        if status.is_ok():
+            handle = status.get()[1]
+            out.append(handle)
+            release = handle.release
+            monkeypatch.setattr(handle, "release", lambda: (out.remove(handle), release()))
+        return status
+
+    store.set(host.names()[:4], host.sources(4))
+    monkeypatch.setattr(manager, "acquire", noticing)
+    assert store.get(host.names(), host.targets()) == [True] * 4 + [False] * 4
+    assert out == []
 
 
 @pytest.mark.parametrize("geometry", [MLA], ids=["mla"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from refimpl.config import ConfigError
 from refimpl.memory.layout import Geometry
 from refimpl.storage.backend import Backend, HostPage, StorageError
 from refimpl.storage.factory import open_backend
@@ -124,6 +126,9 @@ def test_a_second_process_reads_what_the_first_wrote(
         timeout=60,
     )
     assert done.stdout.strip() == f"{PAGES} equal", done.stderr[-2000:]
+    assert not re.search(
+        r"^[IW]\d{4} ", done.stderr, re.MULTILINE
+    )  # what it does it keeps to itself
 
 
 def read_in_another_process(extra: dict[str, Any]) -> None:
@@ -235,8 +240,7 @@ def test_threads_share_one_client_without_mixing_pages(host: HostPages, store: B
 def test_a_full_store_refuses_pages_without_failing(master: MooncakeMaster) -> None:
     host = HostPages.of("mooncake", GQA, "page_first", weights="full")
     store = opened(host, master, global_segment_size=0)
-    # Nobody lends memory but the other clients of this module, which have all left by then or have
-    # room; one page bigger than any of their segments can't fit.
+    # Bigger than what any client of this module lends.
     big = loose(bytes(80 << 20))
     assert store.set([f"{host.names()[0]}.big"], [big]) == [False]
     store.close()
@@ -270,6 +274,23 @@ def test_without_its_metadata_server_opening_fails_at_once(
     port, _ = free_ports()
     with pytest.raises(StorageError, match=f"no mooncake metadata server listens at .*:{port}"):
         opened(host, master, metadata_server=f"http://127.0.0.1:{port}/metadata")
+
+
+def test_check_server_waits_until_somebody_lends_memory(
+    host: HostPages, master: MooncakeMaster, client: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.exists(host.names())  # it lends some
+    opened(host, master, check_server=True).close()
+    monkeypatch.setattr("refimpl.storage.mooncake._CHECK_S", 0.0)
+    port, _ = free_ports()
+    with pytest.raises(StorageError, match="no storage joined mooncake within 0 s"):
+        opened(host, master, check_server=True, master_metrics_port=port)
+
+
+def test_pages_in_one_piece_a_layer_are_refused(master: MooncakeMaster) -> None:
+    layered = HostPages.of("mooncake", GQA, "layer_first")
+    with pytest.raises(ConfigError, match="choose page_first .kernel. or page_first_direct"):
+        opened(layered, master)
 
 
 def test_a_stranger_on_the_masters_port_is_found_out(

@@ -211,8 +211,14 @@ def test_a_half_written_page_is_never_seen_and_clear_removes_it(
 def test_a_write_that_fails_leaves_nothing_behind(
     tmp_path: Path, host: HostPages, store: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: str, **_: bool) -> int:
-        raise OSError(28, "No space left on device", path)
+    opened_before, real = [], nixl.open_new
+
+    def full(path: str, **keys: bool) -> int:
+        if len(opened_before) == 4:
+            raise OSError(28, "No space left on device", path)
+        opened_before.append(path)
+        descriptor: int = real(path, **keys)
+        return descriptor
 
     with monkeypatch.context() as patch:
         patch.setattr(nixl, "open_new", full)
