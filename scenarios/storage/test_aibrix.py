@@ -72,6 +72,7 @@ def test_what_was_stored_is_there_after_a_restart(host: HostPages, root: Path) -
     second.close()
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("root", ["SHFS"], indirect=True)  # RocksDB has one process at a time
 def test_a_second_process_reads_what_the_first_wrote(
     host: HostPages, root: Path, store: Backend
@@ -215,6 +216,7 @@ def test_without_a_store_it_says_which_variable_to_set(
         open_backend("aibrix", host.setting({}))
 
 
+@pytest.mark.live
 def test_loading_the_client_keeps_the_event_loops_of_the_process() -> None:
     code = (
         "import asyncio; before = type(asyncio.get_event_loop_policy())\n"

@@ -289,7 +289,7 @@ def test_check_server_waits_until_somebody_lends_memory(
 
 def test_pages_in_one_piece_a_layer_are_refused(master: MooncakeMaster) -> None:
     layered = HostPages.of("mooncake", GQA, "layer_first")
-    with pytest.raises(ConfigError, match="choose page_first .kernel. or page_first_direct"):
+    with pytest.raises(ConfigError, match=r"choose page_first \(kernel\) or page_first_direct"):
         opened(layered, master)
 
 

@@ -107,6 +107,7 @@ def test_the_bucket_of_a_file_follows_from_its_name(tmp_path: Path, host: HostPa
     store.close()
 
 
+@pytest.mark.live
 def test_a_second_process_reads_what_the_first_wrote(
     tmp_path: Path, host: HostPages, store: Backend
 ) -> None:
