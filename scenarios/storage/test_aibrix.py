@@ -15,6 +15,7 @@ from refimpl.memory.layout import Geometry
 from refimpl.storage.backend import Backend, HostPage, StorageError
 from refimpl.storage.factory import open_backend
 from scenarios.storage.host_pages import GQA, KEYS, MLA, PAGES, HostPages, loose, payload
+from scenarios.tidy import ROOT
 
 pytest.importorskip("refimpl.storage.aibrix", reason="the extra aibrix is absent")
 pytestmark = pytest.mark.filterwarnings(
@@ -22,14 +23,14 @@ pytestmark = pytest.mark.filterwarnings(
 )  # the client's own
 
 STORES = ["SHFS", "ROCKSDB"]
-ROOT = "AIBRIX_KV_CACHE_OL_{}_ROOT"
+FOLDER = "AIBRIX_KV_CACHE_OL_{}_ROOT"
 
 
 @pytest.fixture(params=STORES)
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a store that AIBrix has been told to use."""
     monkeypatch.setenv("AIBRIX_KV_CACHE_OL_L2_CACHE_BACKEND", request.param)
-    monkeypatch.setenv(ROOT.format(request.param), str(tmp_path))
+    monkeypatch.setenv(FOLDER.format(request.param), str(tmp_path))
     return tmp_path
 
 
@@ -80,7 +81,12 @@ def test_a_second_process_reads_what_the_first_wrote(
     assert root.is_dir()
     store.set(host.names(), host.sources())
     done = subprocess.run(
-        [sys.executable, __file__], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "scenarios.storage.test_aibrix"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.stdout == f"{PAGES} equal\n", done.stderr[-2000:]
 

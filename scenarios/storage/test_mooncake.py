@@ -22,6 +22,7 @@ from refimpl.storage.backend import Backend, HostPage, StorageError
 from refimpl.storage.factory import open_backend
 from refimpl.storage.servers import MooncakeMaster, free_ports, mooncake_master, stop
 from scenarios.storage.host_pages import GQA, KEYS, MLA, PAGES, HostPages, loose, payload
+from scenarios.tidy import ROOT
 
 pytest.importorskip(
     "mooncake.store",
@@ -119,7 +120,8 @@ def test_a_second_process_reads_what_the_first_wrote(
 ) -> None:
     store.set(host.names(), host.sources())
     done = subprocess.run(
-        [sys.executable, __file__, json.dumps(master.extra_config)],
+        [sys.executable, "-m", "scenarios.storage.test_mooncake", json.dumps(master.extra_config)],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

@@ -18,6 +18,7 @@ from refimpl.memory.layout import Geometry
 from refimpl.storage.backend import Backend, HostPage, Setting, StorageError
 from refimpl.storage.factory import open_backend
 from scenarios.storage.host_pages import GQA, KEYS, MLA, PAGES, HostPages, loose, payload
+from scenarios.tidy import ROOT
 
 nixl = pytest.importorskip("refimpl.storage.nixl", reason="the extra nixl is absent")
 
@@ -113,7 +114,8 @@ def test_a_second_process_reads_what_the_first_wrote(
 ) -> None:
     store.set(host.names(), host.sources())
     done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)],
+        [sys.executable, "-m", "scenarios.storage.test_nixl", str(tmp_path)],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
