@@ -6,15 +6,13 @@ and facts encode to MessagePack, which is what the decision digest is taken over
 The contract, asserted on both sides:
 1. every command with an ``op`` gets exactly one completing event, also after a cancel, also on
    failure; ``Landed`` comes once per storage batch before the last and is no completion;
-2. ``Engine.handle`` runs to the end, never waits and is never re-entered;
-3. ``now`` never decreases;
+2. ``Engine.handle`` runs to the end, never waits, is never re-entered; 3. ``now`` never decreases;
 4. a FILLING copy is written by its op alone, a READY copy never;
 5. slots: free + owned by pages + owned by ops + owned by requests = capacity, always;
 6. at most one ``RunBatch`` is in flight, answered by ``BatchDone`` when its streams have finished;
 7. of the events handled at once, completions come before what clients ask for.
 
-Must not know: how anything is carried out. Called by: core (makes commands and facts), run and
-serve (make events). msgspec structs rather than dataclasses: they build in a third of the time.
+Must not know: how anything is carried out. Called by: core (commands, facts), run, serve (events).
 """
 
 from __future__ import annotations
@@ -67,9 +65,8 @@ class Tick(Event, frozen=True, gc=False):
 class BatchDone(Event, frozen=True, gc=False):
     """The batch in flight has finished after ``steps`` steps (1 for a prefill).
 
-    ``loads_failed`` names the requests of the batch whose load-back failed; what their items
-    computed is void. Hands with a model say which ``tokens`` each request produced, one a step, and
-    who ``ended`` with a stop token in the last step; without a model both stay empty.
+    What items of requests in ``loads_failed`` computed is void. Hands with a model say which ``tokens``
+    each request produced, one a step, and who ``ended`` with a stop token in the last step.
     """
 
     steps: int = 1
@@ -116,8 +113,7 @@ class Stored(Event, frozen=True, gc=False):
 class AttachStorage(Event, frozen=True, gc=False):
     """Turn L3 on. ``drain`` says what to do when the engine is not idle: see ``core.attach``.
 
-    ``extra_config`` is passed on to whoever opens the backend; what of it concerns prefetches is
-    given as ``prefetch``, whose policy counts where ``prefetch_policy`` is not given.
+    ``extra_config`` is for whoever opens the backend; what of it concerns the core is ``prefetch``.
     """
 
     backend: str
@@ -181,9 +177,8 @@ class PrefillItem(Command, frozen=True, gc=False):
 class RunBatch(Command, frozen=True, gc=False):
     """One forward pass: a prefill of ``items``, or up to ``steps_max`` decode steps of all running.
 
-    ``tables`` are applied first. Loads run layer by layer beside the pass. A request decodes from
-    the prefill item that is its last until its final ``Reply`` or its ``Withdraw``;
-    ``context_tokens`` is the sum of the ``running`` requests' contexts at the first step.
+    ``tables`` are applied first. A request decodes from the prefill item that is its last until its
+    final ``Reply`` or its ``Withdraw``; ``context_tokens`` sums up the contexts at the first step.
     """
 
     steps_max: int
@@ -348,10 +343,9 @@ class Wrote(Fact, frozen=True, gc=False):
 
 
 class Prefetch(Fact, frozen=True, gc=False):
-    """A step in the life of an L3 read for ``rid``.
+    """A step in the life of an L3 read for ``rid``; ``reason`` is given with revoked.
 
-    ``step``: probed, joined, started, landed, completed, timed_out, stopped, failed, revoked;
-    ``reason`` is given with revoked.
+    ``step``: probed, joined, started, landed, completed, timed_out, stopped, failed, revoked.
     """
 
     rid: int
@@ -394,7 +388,6 @@ class Step(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What one ``Engine.handle`` ordered and decided."""
 
     NOTHING: ClassVar[Step]
-
     commands: list[Command]
     facts: list[Fact]
 

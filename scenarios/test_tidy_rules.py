@@ -46,7 +46,8 @@ def test_an_import_outside_the_table_is_found(path: str, text: str, named: str) 
         ("refimpl/storage/nixl.py", "import nixl"),
         ("refimpl/memory/transfer.py", "import torch\nfrom cuda_numba import pages"),
         ("refimpl/run/world.py", "from refimpl.core import engine\nimport torch"),
-        ("refimpl/__main__.py", "import typer\nfrom refimpl.serve import app"),
+        ("refimpl/__main__.py", "import typer\nfrom refimpl.cli.run import run"),
+        ("refimpl/cli/run.py", "import typer\nfrom refimpl.serve import app"),
         ("perf/locustfile.py", "import locust\nfrom refimpl.workload import scenario"),
     ],
 )
@@ -110,9 +111,20 @@ def test_an_import_inside_a_function_is_found() -> None:
     assert "json" in problem
 
 
+def test_a_backend_whose_client_takes_tensors_names_torch_in_functions_alone() -> None:
+    inside, outside = "def f():\n    import torch", "import torch"
+    rules = (tidy_imports.heavy_imports, tidy_imports.forbidden_imports, tidy_imports.local_imports)
+    for path in tidy_imports.TENSOR_CLIENTS:
+        assert [problem for rule in rules for problem in rule(Source(path, inside))] == []
+        assert tidy_imports.heavy_imports(Source(path, outside))
+        assert tidy_imports.forbidden_imports(Source(path, outside))
+    for rule in rules:
+        assert rule(Source("refimpl/storage/file.py", inside))
+
+
 def test_only_the_command_line_loads_our_own_modules_late() -> None:
     text = "def f():\n    from refimpl.serve import app"
-    assert tidy_imports.local_imports(Source("refimpl/__main__.py", text)) == []
+    assert tidy_imports.local_imports(Source("refimpl/cli/run.py", text)) == []
     assert len(tidy_imports.local_imports(Source("refimpl/run/loop.py", text))) == 1
 
 

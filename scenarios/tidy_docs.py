@@ -19,7 +19,7 @@ FIRST_COMMANDS: Final = (
     "pip install -e '.[test]' && pytest -n auto scenarios/",
 )
 # These serve until they are stopped; scenarios marked `live` start them.
-SERVERS: Final = frozenset({"serve", "route", "encode"})
+SERVERS: Final = frozenset({"serve", "route", "encode", "storage"})
 COMMAND_SECONDS_MAX: Final = 100  # below the limit of the test that runs it
 
 # Joined here, so that this file does not contain what it forbids. Where the work was done, and by

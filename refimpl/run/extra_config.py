@@ -55,8 +55,10 @@ _THEIRS: Final[dict[str, tuple[str, ...]]] = {
         "extra_backend_tag",
         "enable_group_semantics",
     ),
+    "aibrix": (),
     "hf3fs": ("use_mock_hf3fs_client",),
     "nixl": (
+        "storage_dir",
         "plugin",
         "use_direct_io",
         "l3_cleaner_enabled",

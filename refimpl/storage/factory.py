@@ -21,6 +21,9 @@ Maker: TypeAlias = Callable[[Setting], Backend]
 _MAKERS: Final[dict[str, str | Maker]] = {
     "memory": "refimpl.storage.memory:MemoryBackend",
     "file": "refimpl.storage.file:FileBackend",
+    "mooncake": "refimpl.storage.mooncake:MooncakeBackend",
+    "nixl": "refimpl.storage.nixl:NixlBackend",
+    "aibrix": "refimpl.storage.aibrix:AibrixBackend",
 }
 
 

@@ -1,0 +1,57 @@
+"""``refimpl bench``. Must not know: how anything is measured. Called by: __main__."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from refimpl.cli.flags import AsJson, GoldenDir
+from refimpl.config import ConfigError
+
+
+def _bench_bytes(name: str) -> dict[str, Any]:
+    try:
+        from refimpl.run.bench_bytes import bench_copy, bench_ttft
+        from refimpl.run.bench_storage import bench_storage
+    except ImportError as error:
+        raise ConfigError(
+            f"bench {name} needs {error.name}: pip install -e '.[torch,kernels]'"
+        ) from None
+    benches: dict[str, Callable[[], dict[str, Any]]]
+    benches = {"copy": bench_copy, "ttft": bench_ttft, "storage": bench_storage}
+    return benches[name]()
+
+
+def bench(
+    name: Annotated[str, typer.Argument(help="sim, tree, copy, ttft or storage")],
+    trace: Annotated[Path | None, typer.Option(help="Mooncake trace to replay in sim")] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="write the ratios into golden/wall_clock.json")
+    ] = False,
+    golden_dir: GoldenDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure simulator, tree, copies, a model or stores beside a floor taken in the same run.
+
+    Ratios that were kept on such a machine are printed beside those of this run.
+    """
+    from refimpl.run import baselines
+    from refimpl.run.bench import run_bench
+    from refimpl.run.golden import golden_folder
+    from refimpl.run.show import figure_rows, grid, terminal
+
+    moves_bytes = name in ("copy", "ttft", "storage")
+    figures = _bench_bytes(name) if moves_bytes else run_bench(name, trace)
+    if keep:
+        print(baselines.keep(golden_folder(golden_dir), name, figures), file=sys.stderr)
+    elif "ratios" in figures:
+        figures = baselines.with_kept(golden_folder(golden_dir), name, figures)
+    if as_json:
+        print(json.dumps(figures, sort_keys=True))
+    else:
+        terminal().print(grid(f"bench {name}", ("figure", "value"), figure_rows(figures)))

@@ -1,0 +1,53 @@
+"""``refimpl conform`` and ``refimpl storage``. Must not know: any store. Called by: __main__."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from refimpl.cli.flags import LOOK, AsJson
+
+storage = typer.Typer(help="Servers that stores need, on loopback.", **LOOK)
+
+
+def conform(
+    backend: Annotated[
+        str,
+        typer.Argument(metavar="NAME|MODULE:CLASS", help="a storage backend, or your own class"),
+    ],
+    extra_config: Annotated[
+        str | None,
+        typer.Option(
+            "--extra-config",
+            "--hicache-storage-backend-extra-config",
+            help="its keys, as JSON or @FILE (.json, .toml, .yaml)",
+        ),
+    ] = None,
+    lifetime: Annotated[
+        str | None,
+        typer.Option(help="how long values live: object, process or store; default: what is known"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Certify a storage backend. Give it a folder or server of its own: clear is tried as well."""
+    from refimpl.conformance.show import conform as conform_and_show
+
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # MODULE may lie in the current folder
+    if not conform_and_show(backend, extra_config, lifetime, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@storage.command("up")
+def storage_up(
+    server: Annotated[str, typer.Argument(help="mooncake")],
+    log: Annotated[Path | None, typer.Option(help="file for the server's output")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a real server on free ports, say how to use it, and stop it at Ctrl-C or SIGTERM."""
+    from refimpl.storage.foreground import serve
+
+    serve(server, log, as_json=as_json)
