@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from statistics import median
 from time import perf_counter
 from typing import Final
 
@@ -72,7 +73,7 @@ def copy_rates(
     threads: int = native.CORES,
     only: str = "",
 ) -> list[Rate]:
-    """Best rates of copying ``pages`` scattered pages, for every pair of layouts.
+    """Rates of copying ``pages`` scattered pages, for every pair of layouts.
 
     ``only`` keeps the pairs whose ``src:dst`` contains it. Twin and plain copy take turns, so that
     whatever else the machine does slows both.
@@ -113,15 +114,19 @@ def plain_copy(dst: Words, src: Words, words: int, threads: int) -> None:
 
 
 def take_turns(repeats: int, *calls: Callable[[], None]) -> list[float]:
-    """Seconds of the least disturbed turn of each call; the first of each is not counted."""
+    """Seconds of the median turn of each call.
+
+    In a turn a call runs twice and the second one counts: the first finds caches and idle threads as
+    another call left them.
+    """
     seconds: list[list[float]] = [[] for _ in calls]
-    for turn in range(repeats + 1):
+    for _ in range(repeats):
         for call, taken in zip(calls, seconds, strict=True):
+            call()
             began = perf_counter()
             call()
-            if turn:
-                taken.append(perf_counter() - began)
-    return [min(taken) for taken in seconds]
+            taken.append(perf_counter() - began)
+    return [median(taken) for taken in seconds]
 
 
 def show(rates: list[Rate]) -> str:

@@ -28,44 +28,60 @@ from refimpl.run.setup import Simulation
 from refimpl.units import Random
 from refimpl.workload.request import RequestSpec, Workload
 
-# The KV of SmolLM2 in 16 bits, 1.5 MB a page; 64 of them are more than most processors' caches hold.
-_GEOMETRY: Final = Geometry(layers=30, kvs=2, heads=3, dim=64, page_size=64)
-_PAGES: Final = 64
+# More than the caches of most processors hold: (pages that move, their shape). Rows of a token, layer and
+# K or V are 384 bytes in one and 2 KB in the other, which has a quarter of its model's layers.
+_GEOMETRIES: Final = {
+    "smollm2": (64, Geometry(layers=30, kvs=2, heads=3, dim=64, page_size=64)),
+    "llama-3.1-8b": (128, Geometry(layers=8, kvs=2, heads=8, dim=128, page_size=16)),
+}
 _PREFIX_TOKENS: Final = 2048
 
 
 def bench_copy(repeats: int = 9) -> dict[str, Any]:
     """GB/s of both io backends for every layout, beside torch indexing and a plain copy.
 
-    Calls take turns, so that whatever else the machine does slows all of them; of each the least
-    disturbed turn counts. ``ratios`` are those of the slower direction.
+    Calls take turns, so that whatever else the machine does slows all of them; of each the median
+    turn counts. ``ratios`` are those of the slower direction.
     """
-    device = Pool(_GEOMETRY, "layer_first", 2 * _PAGES)
+    rates = {
+        name: {layout: _copy_rates(geometry, layout, pages, repeats) for layout in AXES}
+        for name, (pages, geometry) in _GEOMETRIES.items()
+    }
+    ratios = {
+        name: {layout: _ratios(found) for layout, found in layouts.items()}
+        for name, layouts in rates.items()
+    }
+    return {"gb_per_s": rates, "ratios": ratios}
+
+
+def _copy_rates(geometry: Geometry, layout: str, pages: int, repeats: int) -> dict[str, float]:
+    device, host = Pool(geometry, "layer_first", 2 * pages), Pool(geometry, layout, 2 * pages)
     device.tensor.view(-1).view(torch.int16).random_()
-    order = torch.randperm(2 * _PAGES, generator=torch.Generator().manual_seed(1))
-    l1, l2 = order[:_PAGES].tolist(), order[_PAGES:].tolist()
-    size = _PAGES * _GEOMETRY.page_bytes
+    order = torch.randperm(2 * pages, generator=torch.Generator().manual_seed(1))
+    l1, l2 = order[:pages].tolist(), order[pages:].tolist()
+    size = pages * geometry.page_bytes
     source, target = np.ones(size // 8, np.uint64), line_aligned(size // 8)
-    rates: dict[str, dict[str, float]] = {}
-    for layout in AXES:
-        host = Pool(_GEOMETRY, layout, 2 * _PAGES)
-        calls: dict[str, Callable[[], None]] = {
-            "plain_copy": partial(plain_copy, target, source, size // 8, CORES),
-            "token_indexing_down": partial(_token_indexing, device, host, l1, l2),
-            "token_indexing_up": partial(_token_indexing, host, device, l2, l1),
-            "page_indexing_down": partial(_page_indexing, device, host, l1, l2),
-            "page_indexing_up": partial(_page_indexing, host, device, l2, l1),
-        }
-        for io in ("kernel", "direct"):
-            mover = Mover(device, host, io)
-            calls[f"{io}_down"] = partial(mover.back_up, l1, l2)
-            calls[f"{io}_up"] = partial(_load, mover, l2, l1)
-        taken = take_turns(repeats, *calls.values())
-        rates[layout] = {
-            name: size / seconds / 1e9 for name, seconds in zip(calls, taken, strict=True)
-        }
-    ratios = {layout: _ratios(found) for layout, found in rates.items()}
-    return {"megabytes": size / 1e6, "gb_per_s": rates, "ratios": ratios}
+    kernel, direct = Mover(device, host, "kernel"), Mover(device, host, "direct")
+    # By themselves, because the temporary tensors and the threads of torch disturb what comes next.
+    ours: dict[str, Callable[[], None]] = {
+        "plain_copy": partial(plain_copy, target, source, size // 8, CORES),
+        "kernel_down": partial(kernel.back_up, l1, l2),
+        "kernel_up": partial(_load, kernel, l2, l1),
+    }
+    peers: dict[str, Callable[[], None]] = {
+        "direct_down": partial(direct.back_up, l1, l2),
+        "direct_up": partial(_load, direct, l2, l1),
+        "token_indexing_down": partial(_token_indexing, device, host, l1, l2),
+        "token_indexing_up": partial(_token_indexing, host, device, l2, l1),
+        "page_indexing_down": partial(_page_indexing, device, host, l1, l2),
+        "page_indexing_up": partial(_page_indexing, host, device, l2, l1),
+    }
+    seconds = {
+        name: taken
+        for calls in (ours, peers)
+        for name, taken in zip(calls, take_turns(repeats, *calls.values()), strict=True)
+    }
+    return {name: size / taken / 1e9 for name, taken in seconds.items()}
 
 
 def _ratios(rates: dict[str, float]) -> dict[str, float]:
@@ -79,26 +95,29 @@ def _ratios(rates: dict[str, float]) -> dict[str, float]:
 
 
 def _load(mover: Mover, l2: list[int], l1: list[int]) -> None:
-    mover.load(l2, l1).wait(_GEOMETRY.layers - 1)
+    mover.load(l2, l1).wait(mover.host.geometry.layers - 1)
 
 
 def _token_indexing(fro: Pool, to: Pool, from_slots: list[int], to_slots: list[int]) -> None:
     """What one writes in torch for slots of tokens, as upstream's are: an index a layer."""
-    (to_pages, to_tokens), (pages, tokens) = map(_tokens_of, (to_slots, from_slots))
-    for layer in range(_GEOMETRY.layers):
+    size = fro.geometry.page_size
+    (to_pages, to_tokens), (pages, tokens) = (
+        _tokens_of(slots, size) for slots in (to_slots, from_slots)
+    )
+    for layer in range(fro.geometry.layers):
         to.layer(layer)[:, to_pages, to_tokens] = fro.layer(layer)[:, pages, tokens]
 
 
-def _tokens_of(slots: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _tokens_of(slots: list[int], page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Page and place in it of every token of some pages."""
-    shape = len(slots), _GEOMETRY.page_size
+    shape = len(slots), page_size
     pages = torch.tensor(slots)[:, None].expand(shape)
     return pages.flatten(), torch.arange(shape[1]).expand(shape).flatten()
 
 
 def _page_indexing(fro: Pool, to: Pool, from_slots: list[int], to_slots: list[int]) -> None:
     """The same for slots of pages."""
-    for layer in range(_GEOMETRY.layers):
+    for layer in range(fro.geometry.layers):
         to.layer(layer)[:, to_slots] = fro.layer(layer)[:, from_slots]
 
 
