@@ -32,6 +32,7 @@ pytest.importorskip(
 pytestmark = pytest.mark.live
 
 SEGMENT = "64mb"
+TRIES = 5
 SECONDS_QUICK = 2.0  # the library itself takes more than four to say that there is no master
 SECONDS_BACK = 20.0  # measured: 1.6
 
@@ -100,11 +101,13 @@ def test_objects_have_the_names_that_sglang_gives_them(
 ) -> None:
     host = HostPages.of("mooncake", geometry, "page_first", compat="sglang")
     store = opened(host, master)
-    store.set(host.names(KEYS[:1]), host.sources(1))
+    assert store.set(host.names(KEYS[:1]), host.sources(1)) == [True]
     bare = pytest.importorskip("mooncake.store").MooncakeDistributedStore()
     assert bare.setup(*_bare(master)) == 0
-    stored = b"".join(bare.get(KEYS[0].hex() + suffix) for suffix in suffixes)
-    assert stored == payload(host.page(0))
+    names = [KEYS[0].hex() + suffix for suffix in suffixes]
+    assert [bare.is_exist(name) for name in names] == [1] * len(names)
+    tries = (b"".join(bare.get(name) for name in names) for _ in range(TRIES))
+    assert payload(host.page(0)) in tries  # a transfer may fail on a busy machine
     bare.close()
     store.clear()
     store.close()
@@ -118,7 +121,7 @@ def _bare(master: MooncakeMaster) -> tuple[Any, ...]:
 def test_a_second_process_reads_what_the_first_wrote(
     master: MooncakeMaster, host: HostPages, store: Backend
 ) -> None:
-    store.set(host.names(), host.sources())
+    assert store.set(host.names(), host.sources()) == [True] * PAGES
     done = subprocess.run(
         [sys.executable, "-m", "scenarios.storage.test_mooncake", json.dumps(master.extra_config)],
         cwd=ROOT,
@@ -134,12 +137,19 @@ def test_a_second_process_reads_what_the_first_wrote(
 
 
 def read_in_another_process(extra: dict[str, Any]) -> None:
-    """Print how many pages are there with the bytes that the first process must have written."""
+    """Print how many pages are there with the bytes that the first process must have written.
+
+    A transfer may fail on a busy machine, which is a miss; a page that was got has to be right.
+    """
     host = HostPages.of("mooncake", GQA, "page_first")
     store = open_backend("mooncake", host.setting(extra | {"global_segment_size": 0}))
-    store.get(host.names(), host.targets())
-    pairs = zip(host.sources(), host.targets(), strict=True)
-    print(sum(payload(source) == payload(target) for source, target in pairs), "equal")
+    for _ in range(TRIES):
+        found = store.get(host.names(), host.targets())
+        pairs = zip(found, host.sources(), host.targets(), strict=True)
+        wrong = [is_there and payload(one) != payload(two) for is_there, one, two in pairs]
+        if any(wrong) or all(found):
+            break
+    print(sum(found) - sum(wrong), "equal")
     store.close()
 
 
