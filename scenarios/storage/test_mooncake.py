@@ -32,19 +32,23 @@ pytest.importorskip(
 pytestmark = pytest.mark.live
 
 SEGMENT = "64mb"
-TRIES = 5
 SECONDS_QUICK = 2.0  # the library itself takes more than four to say that there is no master
 SECONDS_BACK = 20.0  # measured: 1.6
 
 
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeMaster]:
+    """One with memory of a client that stays: what lies in that of another goes when it closes."""
     with mooncake_master(tmp_path_factory.mktemp("mooncake") / "master.log") as running:
+        lender = opened(
+            HostPages.of("mooncake", GQA, "page_first"), running, global_segment_size=SEGMENT
+        )
         yield running
+        lender.close()
 
 
 def opened(host: HostPages, master: MooncakeMaster, **extra: Any) -> Backend:
-    keys = master.extra_config | {"global_segment_size": SEGMENT} | extra
+    keys = master.extra_config | {"global_segment_size": 0} | extra
     return open_backend("mooncake", host.setting(keys))
 
 
@@ -106,8 +110,8 @@ def test_objects_have_the_names_that_sglang_gives_them(
     assert bare.setup(*_bare(master)) == 0
     names = [KEYS[0].hex() + suffix for suffix in suffixes]
     assert [bare.is_exist(name) for name in names] == [1] * len(names)
-    tries = (b"".join(bare.get(name) for name in names) for _ in range(TRIES))
-    assert payload(host.page(0)) in tries  # a transfer may fail on a busy machine
+    tries = (b"".join(bare.get(name) for name in names) for _ in range(5))
+    assert payload(host.page(0)) in tries  # on a busy machine a transfer of the library's may fail
     bare.close()
     store.clear()
     store.close()
@@ -130,26 +134,20 @@ def test_a_second_process_reads_what_the_first_wrote(
         check=False,
         timeout=60,
     )
-    assert done.stdout.strip() == f"{PAGES} equal", done.stderr[-2000:]
+    assert done.stdout.strip() == f"{PAGES} found, 0 of them wrong", done.stderr[-2000:]
     assert not re.search(
         r"^[IW]\d{4} ", done.stderr, re.MULTILINE
     )  # what it does it keeps to itself
 
 
 def read_in_another_process(extra: dict[str, Any]) -> None:
-    """Print how many pages are there with the bytes that the first process must have written.
-
-    A transfer may fail on a busy machine, which is a miss; a page that was got has to be right.
-    """
+    """Print how many pages are there, and how many without the bytes that the first process has."""
     host = HostPages.of("mooncake", GQA, "page_first")
     store = open_backend("mooncake", host.setting(extra | {"global_segment_size": 0}))
-    for _ in range(TRIES):
-        found = store.get(host.names(), host.targets())
-        pairs = zip(found, host.sources(), host.targets(), strict=True)
-        wrong = [is_there and payload(one) != payload(two) for is_there, one, two in pairs]
-        if any(wrong) or all(found):
-            break
-    print(sum(found) - sum(wrong), "equal")
+    found = store.get(host.names(), host.targets())
+    pairs = zip(found, host.sources(), host.targets(), strict=True)
+    wrong = [is_there and payload(one) != payload(two) for is_there, one, two in pairs]
+    print(found.count(True), "found,", wrong.count(True), "of them wrong")
     store.close()
 
 
@@ -251,7 +249,7 @@ def test_threads_share_one_client_without_mixing_pages(host: HostPages, store: B
 
 def test_a_full_store_refuses_pages_without_failing(master: MooncakeMaster) -> None:
     host = HostPages.of("mooncake", GQA, "page_first", weights="full")
-    store = opened(host, master, global_segment_size=0)
+    store = opened(host, master)
     # Bigger than what any client of this module lends.
     big = loose(bytes(80 << 20))
     assert store.set([f"{host.names()[0]}.big"], [big]) == [False]
@@ -321,7 +319,7 @@ def test_a_master_that_dies_costs_time_and_comes_back(tmp_path: Path) -> None:
     host = HostPages.of("mooncake", GQA, "page_first", weights="mortal")
     names, log = host.names(), tmp_path / "master.log"
     with mooncake_master(log) as first:
-        store = opened(host, first)
+        store = opened(host, first, global_segment_size=SEGMENT)
         assert store.set(names[:4], host.sources(4)) == [True] * 4
         first.process.kill()
         first.process.wait()
