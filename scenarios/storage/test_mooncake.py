@@ -247,13 +247,14 @@ def test_threads_share_one_client_without_mixing_pages(host: HostPages, store: B
     assert wrong == []
 
 
-def test_a_full_store_refuses_pages_without_failing(master: MooncakeMaster) -> None:
+def test_a_full_store_refuses_pages_without_failing(tmp_path: Path) -> None:
+    """On a master of its own: one that had no room evicts, somewhat later, whatever nobody reads."""
     host = HostPages.of("mooncake", GQA, "page_first", weights="full")
-    store = opened(host, master)
-    # Bigger than what any client of this module lends.
-    big = loose(bytes(80 << 20))
-    assert store.set([f"{host.names()[0]}.big"], [big]) == [False]
-    store.close()
+    with mooncake_master(tmp_path / "master.log") as master:
+        store = opened(host, master, global_segment_size=SEGMENT)
+        big = loose(bytes(80 << 20))
+        assert store.set([f"{host.names()[0]}.big"], [big]) == [False]
+        store.close()
 
 
 def test_the_second_half_can_be_grouped_with_the_first(
