@@ -1,4 +1,4 @@
-"""``refimpl bench storage``: what our backends leave of the speed of the client libraries under them.
+"""``refimpl bench storage``: what our backends leave of the speed of what is under them.
 
 Both move the same pages of the same pool, in the same batches, in the same run, turn by turn: the ratio
 carries over to another machine, GB/s do not. Must not know: the terminal. Called by: the command line.
@@ -35,6 +35,8 @@ _GEOMETRIES: Final = {
     "256_kib": Geometry(layers=8, kvs=2, heads=4, dim=128, page_size=16),
     "1_mib": Geometry(layers=8, kvs=2, heads=8, dim=128, page_size=32),
 }
+# Pages of 8 MiB, as an 8B model's at 64 tokens.
+_LARGE: Final = {"8_mib": Geometry(layers=32, kvs=2, heads=8, dim=128, page_size=64)}
 Calls = tuple[Callable[[], object], Callable[[], object], Callable[[], object]]  # put, get, delete
 
 
@@ -191,7 +193,40 @@ def _nixl_transfer(agent: Any, direction: str, load: _Load, files: Sequence[int]
     agent.deregister_memory(known)
 
 
+def bench_file() -> dict[str, Any]:
+    """GB/s of one file a page, beside one large file written and read piece by piece in the same order."""
+    results: dict[str, Any] = {}
+    for name, geometry in (_GEOMETRIES | _LARGE).items():
+        with tempfile.TemporaryDirectory() as folder:
+            results[name] = _bench_file(_Load("file", geometry), Path(folder))
+    return results
+
+
+def _bench_file(load: _Load, folder: Path) -> dict[str, float]:
+    backend = load.open({"file_storage_path": str(folder / "pages")})
+    path = folder / "large"
+    large = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    starts = range(0, load.bytes, load.pages[0].nbytes)
+    rows = list(zip(load.pages, starts, strict=True))
+
+    def write() -> None:
+        for page, start in rows:
+            os.pwritev(large, page.pieces, start)
+
+    def read() -> None:
+        for page, start in rows:
+            os.preadv(large, page.pieces, start)
+
+    bare = (write, read, lambda: os.ftruncate(large, 0))
+    try:
+        return _compare(load, load.ours(backend), bare)
+    finally:
+        os.close(large)
+        backend.close()
+
+
 _STORES: Final[dict[str, tuple[str, Callable[[], dict[str, Any]]]]] = {
+    "file": ("refimpl.storage.file", bench_file),
     "mooncake": ("refimpl.storage.mooncake", bench_mooncake),
     "nixl": ("refimpl.storage.nixl", bench_nixl),
 }
@@ -212,4 +247,13 @@ def bench_storage(stores: Sequence[str] = ()) -> dict[str, Any]:
             results[name] = f"not installed: {error}"
         else:
             results[name] = bench()
-    return results
+    ratios = {
+        name: {size: _ratios(rates) for size, rates in found.items()}
+        for name, found in results.items()
+        if isinstance(found, dict)
+    }
+    return results | {"ratios": ratios}
+
+
+def _ratios(rates: dict[str, float]) -> dict[str, float]:
+    return {f"{what}_to_client": rates[f"{what}_to_client"] for what in ("put", "get")}

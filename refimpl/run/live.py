@@ -8,11 +8,13 @@ Must not know: what an engine decides, HTTP. Called by: the command line, bench,
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
 from time import perf_counter_ns
+from typing import Final
 
 from refimpl.core.check import check_quiescent
 from refimpl.core.engine import Engine
@@ -43,6 +45,9 @@ from refimpl.run.pump import Pump
 from refimpl.run.record import Record
 from refimpl.units import NS_PER_S
 from refimpl.workload.request import RequestSpec, Workload
+
+DRAIN_S: Final = 30  # for what is in flight when all requests are over
+_log = logging.getLogger(__name__)
 
 
 class LiveExecutor:
@@ -95,13 +100,13 @@ class LiveExecutor:
         self._down.check()
         self.storage.check()
 
-    def close(self) -> None:
-        """End all threads; what is stored stays."""
+    def close(self, *, is_idle: bool = True) -> None:
+        """End all threads; what is stored stays. Not ``is_idle``: a store that hangs is left behind."""
         try:
-            self._device.close()
-            self._down.close()
+            for pump in (self._device, self._down):
+                assert pump.close(), "a batch or a copy does not end"
         finally:
-            self.storage.shut()
+            self.storage.shut(is_idle=is_idle)
 
     def _finish(self, rid: int) -> None:
         self.outputs[rid] = self.hands.finished(rid)
@@ -138,14 +143,18 @@ def run_live(
 
     Others may put events into the executor's inbox meanwhile; ``answered`` hears the answers to them.
     Every wait is for the inbox, with the next arrival or deadline as its limit. Ends the pumps, also
-    when something goes wrong, and checks that the engine is at rest.
+    when something goes wrong, and checks that the engine is at rest. When all requests are over, what is
+    still in flight has ``DRAIN_S``; a store that hangs is left behind with a warning.
     """
     loop = _Loop(engine, executor, workload, progress, answered)
     try:
         loop.run()
     finally:
-        executor.close()
-    check_quiescent(engine)
+        executor.close(is_idle=engine.idle)
+    if engine.idle:
+        check_quiescent(engine)
+    else:
+        _log.warning("left behind after %d s: %s", DRAIN_S, engine.busy)
     return loop.record
 
 
@@ -164,10 +173,11 @@ class _Loop:
         self._progress = progress
         self._answered = answered
         self._open = 0  # requests sent and not over
+        self._served_ns: int | None = None  # when the last of them was
         self._begun = perf_counter_ns()
 
     def run(self) -> None:
-        while not (self._arrivals.is_empty and not self._open and self._engine.idle):
+        while not self._is_over():
             events = self._wait()
             now = perf_counter_ns() - self._begun
             for spec in self._arrivals.due(now):
@@ -181,6 +191,14 @@ class _Loop:
                     self._executor.submit(command)
                 elif self._answered is not None:
                     self._answered(command)
+
+    def _is_over(self) -> bool:
+        if self._open or not self._arrivals.is_empty:
+            return False
+        now = perf_counter_ns()
+        if self._served_ns is None:
+            self._served_ns = now
+        return self._engine.idle or now - self._served_ns > DRAIN_S * NS_PER_S
 
     def _wait(self) -> list[AnyEvent]:
         """What is in the inbox; when that is nothing, what comes first."""

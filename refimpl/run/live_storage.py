@@ -36,7 +36,7 @@ from refimpl.messages import (
     Stored,
 )
 from refimpl.run.cost import STORAGE_BATCH_PAGES
-from refimpl.run.pump import Pump
+from refimpl.run.pump import JOIN_S, Pump
 from refimpl.storage.backend import Backend, HostPage, StorageError
 from refimpl.storage.names import Namespace
 
@@ -64,11 +64,16 @@ class _Attached:
     read: Pump = field(default_factory=lambda: Pump("l3_read", READERS))
     write: Pump = field(default_factory=lambda: Pump("l3_write"))
 
-    def close(self) -> None:
-        """End the pumps, then let the backend go: no call follows the last one under way."""
-        self.read.close()
-        self.write.close()
-        self.store.backend.close()
+    def close(self, patience_s: float = JOIN_S) -> None:
+        """End the pumps, then let the backend go: no call follows the last one under way.
+
+        A pump that hangs in the backend is left there, and the backend with it.
+        """
+        has_ended = [pump.close(patience_s) for pump in (self.read, self.write)]
+        if all(has_ended):
+            self.store.backend.close()
+        else:
+            _log.error("a storage backend hangs: its threads are left behind, it is not closed")
 
 
 class LiveStorage:
@@ -99,13 +104,16 @@ class LiveStorage:
         """Detach likewise; what is stored stays."""
         self._in_background(self._close)
 
-    def shut(self) -> None:
-        """The end of the instance: whatever is under way is finished, and all threads have ended."""
+    def shut(self, *, is_idle: bool) -> None:
+        """The end of the instance: all threads end, and what is under way is finished.
+
+        Not ``is_idle``: a store has had its time to answer and is not waited for again.
+        """
         if self._change is not None:
             self._change.join()
         if self._attached is not None:
             attached, self._attached = self._attached, None
-            attached.close()
+            attached.close(JOIN_S if is_idle else 0)
 
     def check(self) -> None:
         """Raise what stopped a pump, if one has stopped."""

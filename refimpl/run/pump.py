@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from time import perf_counter_ns
+from time import perf_counter, perf_counter_ns
 from typing import Final
 
 JOIN_S: Final = 30  # how long a pump may take to finish what it is doing when all is over
@@ -34,14 +34,18 @@ class Pump:
         if self._error is not None:
             raise self._error
 
-    def close(self) -> None:
-        """Finish what was put and end the threads; raises what stopped it."""
+    def close(self, patience_s: float = JOIN_S) -> bool:
+        """Finish what was put and end the threads; raises what stopped it.
+
+        False when one of them did not end within ``patience_s``: it hangs in what it is doing.
+        """
         for _ in self._threads:
             self._jobs.put(None)
+        end = perf_counter() + patience_s
         for thread in self._threads:
-            thread.join(JOIN_S)
-            assert not thread.is_alive(), f"pump {thread.name} does not end"
+            thread.join(max(0.0, end - perf_counter()))
         self.check()
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
