@@ -19,8 +19,10 @@ from typing import Final
 from refimpl.core.check import check_quiescent
 from refimpl.core.engine import Engine
 from refimpl.messages import (
+    Abort,
     Answer,
     AnyEvent,
+    AttachStorage,
     BackedUp,
     BackUp,
     BatchDone,
@@ -28,7 +30,9 @@ from refimpl.messages import (
     CloseStorage,
     Command,
     CutBatch,
+    DetachStorage,
     Fetch,
+    Flush,
     OpenStorage,
     Probe,
     Reply,
@@ -46,6 +50,7 @@ from refimpl.run.record import Record
 from refimpl.units import NS_PER_S
 from refimpl.workload.request import RequestSpec, Workload
 
+ASKED: Final = (Submit, Abort, AttachStorage, DetachStorage, Flush)  # by clients
 DRAIN_S: Final = 30  # for what is in flight when all requests are over
 _log = logging.getLogger(__name__)
 
@@ -146,19 +151,77 @@ def run_live(
     when something goes wrong, and checks that the engine is at rest. When all requests are over, what is
     still in flight has ``DRAIN_S``; a store that hangs is left behind with a warning.
     """
-    loop = _Loop(engine, executor, workload, progress, answered)
+    served = _Served(engine, executor, workload, progress, answered)
     try:
-        loop.run()
+        served.run()
     finally:
         executor.close(is_idle=engine.idle)
     if engine.idle:
         check_quiescent(engine)
     else:
         _log.warning("left behind after %d s: %s", DRAIN_S, engine.busy)
-    return loop.record
+    return served.record
 
 
-class _Loop:
+class LiveLoop:
+    """One engine in real time: waits for events, has them handled, passes the commands on.
+
+    Called by one thread. ``replied`` and ``answered`` hear what the engine says to clients.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        executor: LiveExecutor,
+        replied: Callable[[Reply, int], None],
+        answered: Callable[[Answer], None] | None = None,
+    ) -> None:
+        self.record = Record()
+        self._engine, self._executor = engine, executor
+        self._replied, self._answered = replied, answered
+        self._begun = perf_counter_ns()
+
+    def now(self) -> int:
+        """Nanoseconds since the loop was made."""
+        return perf_counter_ns() - self._begun
+
+    def wait(self, next_due: int | None = None) -> list[AnyEvent]:
+        """What is in the inbox; when that is nothing, what comes first, ``next_due`` at the latest."""
+        events: list[AnyEvent] = []
+        inbox = self._executor.inbox
+        while True:
+            try:
+                events.append(
+                    inbox.get_nowait() if events else inbox.get(timeout=self._patience(next_due))
+                )
+            except Empty:
+                self._executor.check()
+                return events
+
+    def _patience(self, next_due: int | None) -> float:
+        """Seconds until something is due by itself; a second at most, to look after the pumps."""
+        now = self.now()
+        times = [at for at in (next_due, self._engine.deadline()) if at is not None]
+        return max(min([*times, now + NS_PER_S]) - now, 0) / NS_PER_S
+
+    def turn(self, events: list[AnyEvent], now: int) -> None:
+        """Have ``events`` handled, completions before what clients ask for (contract 7)."""
+        events.sort(key=lambda event: isinstance(event, ASKED))
+        step = self._engine.handle(events or (Tick(),), now)
+        self.record.take(step, 0, now)
+        for command in step.commands:
+            if isinstance(command, Reply):
+                self._executor.tell(command)
+                self._replied(command, now)
+            elif not isinstance(command, Answer):
+                self._executor.submit(command)
+            elif self._answered is not None:
+                self._answered(command)
+
+
+class _Served:
+    """A workload on its way through a loop."""
+
     def __init__(
         self,
         engine: Engine,
@@ -167,57 +230,33 @@ class _Loop:
         progress: Callable[[int], None] | None,
         answered: Callable[[Answer], None] | None,
     ) -> None:
-        self.record = Record()
+        self._loop = LiveLoop(engine, executor, self._reply, answered)
         self._engine, self._executor = engine, executor
         self._arrivals = Arrivals(workload)
         self._progress = progress
-        self._answered = answered
         self._open = 0  # requests sent and not over
         self._served_ns: int | None = None  # when the last of them was
-        self._begun = perf_counter_ns()
+
+    @property
+    def record(self) -> Record:
+        """Of all that was decided."""
+        return self._loop.record
 
     def run(self) -> None:
+        """To the end."""
         while not self._is_over():
-            events = self._wait()
-            now = perf_counter_ns() - self._begun
-            for spec in self._arrivals.due(now):
-                events.append(self._send(spec, now))
-            step = self._engine.handle(events or (Tick(),), now)
-            self.record.take(step, 0, now)
-            for command in step.commands:
-                if isinstance(command, Reply):
-                    self._reply(command, now)
-                elif not isinstance(command, Answer):
-                    self._executor.submit(command)
-                elif self._answered is not None:
-                    self._answered(command)
+            events = self._loop.wait(self._arrivals.next_time())
+            now = self._loop.now()
+            events += [self._send(spec, now) for spec in self._arrivals.due(now)]
+            self._loop.turn(events, now)
 
     def _is_over(self) -> bool:
         if self._open or not self._arrivals.is_empty:
             return False
-        now = perf_counter_ns()
+        now = self._loop.now()
         if self._served_ns is None:
             self._served_ns = now
         return self._engine.idle or now - self._served_ns > DRAIN_S * NS_PER_S
-
-    def _wait(self) -> list[AnyEvent]:
-        """What is in the inbox; when that is nothing, what comes first."""
-        events: list[AnyEvent] = []
-        inbox = self._executor.inbox
-        while True:
-            try:
-                events.append(inbox.get_nowait() if events else inbox.get(timeout=self._patience()))
-            except Empty:
-                self._executor.check()
-                return events
-
-    def _patience(self) -> float:
-        """Seconds until something is due by itself; a second at most, to look after the pumps."""
-        now = perf_counter_ns() - self._begun
-        times = [
-            at for at in (self._arrivals.next_time(), self._engine.deadline()) if at is not None
-        ]
-        return max(min([*times, now + NS_PER_S]) - now, 0) / NS_PER_S
 
     def _send(self, spec: RequestSpec, now: int) -> Submit:
         submit = Submit(
@@ -235,7 +274,6 @@ class _Loop:
         return submit
 
     def _reply(self, reply: Reply, now: int) -> None:
-        self._executor.tell(reply)
         if reply.finish:
             self._open -= 1
             self._arrivals.finished(reply.rid, now)
