@@ -16,11 +16,12 @@ from refimpl.cli.bench import bench
 from refimpl.cli.flags import LOOK
 from refimpl.cli.golden import golden
 from refimpl.cli.run import run, simulate, workloads
+from refimpl.cli.serve import serve
 from refimpl.cli.storage import conform, storage
 from refimpl.config import ConfigError
 
 app = typer.Typer(**LOOK)
-for command in (run, simulate, workloads, bench, conform):
+for command in (run, simulate, serve, workloads, bench, conform):
     app.command()(command)
 app.add_typer(golden, name="golden")
 app.add_typer(storage, name="storage")

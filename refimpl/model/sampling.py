@@ -31,6 +31,8 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    stop_ids: frozenset[int] = frozenset()  # beside the model's own
+    ignores_eos: bool = False  # the model's own do not end the answer
 
     def __post_init__(self) -> None:
         require(self.temperature >= 0, f"temperature {self.temperature} must not be negative")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import yaml
 
-from refimpl.config import ConfigError, require
+from refimpl.config import ConfigError, PrefetchConfig, require
 from refimpl.storage.extra import NAME, size_bytes, time_ns, whole
 from refimpl.storage.file_options import FILE_KEYS
 from refimpl.storage.stack import STACK_KEYS
@@ -100,6 +100,18 @@ def read_extra_config(text: str | None, storage_backend: str | None) -> ExtraCon
         compat=_compat(keys),
         **times,
     )
+
+
+def prefetch_of(config: PrefetchConfig, extra: ExtraConfig) -> PrefetchConfig:
+    """``config`` with what an extra config says of prefetches."""
+    changes = {
+        "threshold_tokens": extra.prefetch_threshold,
+        "timeout_base_ns": extra.prefetch_timeout_base_ns,
+        "timeout_per_ki_token_ns": extra.prefetch_timeout_per_ki_token_ns,
+        "timeout_max_ns": extra.prefetch_timeout_max_ns,
+    }
+    said = {name: value for name, value in changes.items() if value is not None}
+    return replace(config, **said)  # type: ignore[arg-type]  # names and types as in changes
 
 
 def parse_extra_config(text: str) -> dict[str, Any]:

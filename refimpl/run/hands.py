@@ -8,7 +8,7 @@ Must not know: clocks, lanes, the tree, why anything is ordered. Called by: virt
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -72,25 +72,22 @@ class TorchHands:
         model: Transformer,
         mover: Mover,
         stop_tokens: Iterable[int] = (),
-        sampling: Mapping[int, Sampling] | None = None,
     ) -> None:
         self.model = model
         self.mover = mover
         self._kv = kv_view(mover.device)
         self._stops = frozenset(stop_tokens)
-        self._sampling = sampling or {}
         self._served: dict[int, Served] = {}
         self._running: dict[int, Served] = {}  # who decodes, in the order they joined
 
     # ---- requests -------------------------------------------------------------------------------
 
-    def expect(self, submit: Submit) -> None:
+    def expect(self, submit: Submit, sampling: Sampling = GREEDY) -> None:
         """A request was sent to the engine: its tokens will be asked for by position."""
         prompt = submit.prompt
         if not isinstance(prompt, TokenPrompt):
             raise ConfigError("a model needs tokens: traces of block ids must be expanded first")
         tokens = list(prompt.tokens)
-        sampling = self._sampling.get(submit.rid, GREEDY)
         self._served[submit.rid] = Served(tokens, len(tokens), prompt.script, sampling)
 
     def withdraw(self, rid: int) -> None:
@@ -200,8 +197,10 @@ class TorchHands:
         if served.script is not None:
             at = position - served.prompt_length
             return served.script[at], False
-        token = choose(logits, served.sampling, position)
-        return token, token in self._stops
+        sampling = served.sampling
+        token = choose(logits, sampling, position)
+        is_eos = token in self._stops and not sampling.ignores_eos
+        return token, is_eos or token in sampling.stop_ids
 
     def _apply(self, tables: Iterable[PageTable]) -> None:
         for table in tables:

@@ -42,6 +42,7 @@ from refimpl.messages import (
     Tick,
     Withdraw,
 )
+from refimpl.model.sampling import GREEDY, Sampling
 from refimpl.run.arrivals import Arrivals
 from refimpl.run.hands import TorchHands
 from refimpl.run.live_storage import LiveStorage, Opener
@@ -58,22 +59,24 @@ _log = logging.getLogger(__name__)
 class LiveExecutor:
     """Carries out commands at once, on pumps; completions come out of ``inbox``.
 
-    ``opener`` builds and connects storage backends.
+    ``opener`` builds and connects storage backends. ``outputs`` is what each request produced, unless
+    ``keeps_outputs`` says that nobody will ask.
     """
 
     def __init__(self, hands: TorchHands, opener: Opener) -> None:
         self.hands = hands
         self.inbox: SimpleQueue[AnyEvent] = SimpleQueue()
         self.outputs: dict[int, list[int]] = {}
+        self.keeps_outputs = True
         self.storage = LiveStorage(hands.mover.host, opener, self.inbox)
         self._cut = Flag()
         self._backups: deque[BackUp] = deque()
         self._device, self._down = Pump("device"), Pump("host_down")
 
-    def tell(self, message: Submit | Reply) -> None:
+    def tell(self, message: Submit | Reply, sampling: Sampling = GREEDY) -> None:
         """A request begins or ends."""
         if isinstance(message, Submit):
-            self._device.put(lambda: self.hands.expect(message))
+            self._device.put(lambda: self.hands.expect(message, sampling))
         elif message.finish:
             self._device.put(lambda: self._finish(message.rid))
 
@@ -114,7 +117,9 @@ class LiveExecutor:
             self.storage.shut(is_idle=is_idle)
 
     def _finish(self, rid: int) -> None:
-        self.outputs[rid] = self.hands.finished(rid)
+        output = self.hands.finished(rid)
+        if self.keeps_outputs:
+            self.outputs[rid] = output
 
     def _run_batch(self, batch: RunBatch) -> None:
         if batch.is_decode:

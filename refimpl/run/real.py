@@ -157,7 +157,7 @@ def serve(
     progress: Callable[[int], None] | None = None,
 ) -> Served:
     """Serve one checked configuration with ``model``, to the end."""
-    hands = _hands(simulation.engine, simulation.transfer, model)
+    hands = hands_of(simulation.engine, simulation.transfer, model)
     host = hands.mover.host
     executor = LiveExecutor(hands, StoreOpener(identity_of(hands.model, host), host))
     if simulation.engine.storage_backend:
@@ -176,7 +176,8 @@ def serve(
     return Served(name, integers(record), rows, executor.outputs, moved)
 
 
-def _hands(engine: EngineConfig, transfer: Transfer, model: Model) -> TorchHands:
+def hands_of(engine: EngineConfig, transfer: Transfer, model: Model) -> TorchHands:
+    """Pools of the configured sizes, and hands over them."""
     cache = engine.cache
     geometry = geometry_of(model.config, cache.page_size)
     assert cache.l1_pages is not None

@@ -30,7 +30,7 @@ from refimpl.config import (
 from refimpl.core.engine import Engine
 from refimpl.run import notices
 from refimpl.run.cost import Cost
-from refimpl.run.extra_config import ExtraConfig, read_extra_config
+from refimpl.run.extra_config import ExtraConfig, prefetch_of, read_extra_config
 from refimpl.run.faults import Faults
 from refimpl.run.hardware import hardware_named, model_named
 from refimpl.run.lanes import LaneExecutor
@@ -181,15 +181,8 @@ class Simulation:
                 f"prefetch_threshold {threshold} is below one page:"
                 f" it is now {options.page_size} tokens"
             )
-        changes = {
-            "policy": options.hicache_storage_prefetch_policy,
-            "threshold_tokens": threshold,
-            "timeout_base_ns": extra.prefetch_timeout_base_ns,
-            "timeout_per_ki_token_ns": extra.prefetch_timeout_per_ki_token_ns,
-            "timeout_max_ns": extra.prefetch_timeout_max_ns,
-        }
-        said = {name: value for name, value in changes.items() if value is not None}
-        return replace(config, **said)  # type: ignore[arg-type]  # names and types as in changes
+        policy = options.hicache_storage_prefetch_policy
+        return prefetch_of(config if policy is None else replace(config, policy=policy), extra)
 
     def _capacity_pages(self, extra: ExtraConfig) -> int | None:
         if extra.max_size_bytes is None:

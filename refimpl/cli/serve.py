@@ -1,0 +1,64 @@
+"""``refimpl serve``. Must not know: HTTP. Called by: __main__."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from refimpl.cli.flags import with_options
+from refimpl.cli.run import ArithmeticName, Device, Dtype
+from refimpl.config import ConfigError
+from refimpl.run.options import Options
+
+SERVER = "Server"
+
+
+@with_options
+def serve(
+    options: Options,
+    model_path: Annotated[
+        str,
+        typer.Option(
+            help="tiny-gqa, tiny-mla, smollm2, a .gguf file or a Hugging Face folder",
+            rich_help_panel="Model",
+        ),
+    ] = "tiny-gqa",
+    served_model_name: Annotated[
+        str | None, typer.Option(help="default: --model-path", rich_help_panel="Model")
+    ] = None,
+    arithmetic: ArithmeticName = "fast",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    host: Annotated[str, typer.Option(help="address", rich_help_panel=SERVER)] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port", rich_help_panel=SERVER)] = 30000,
+    api_key: Annotated[
+        str | None, typer.Option(help="asked of every request", rich_help_panel=SERVER)
+    ] = None,
+    admin_api_key: Annotated[
+        str | None, typer.Option(help="asked of the admin API", rich_help_panel=SERVER)
+    ] = None,
+    strict_admin: Annotated[
+        bool,
+        typer.Option(
+            "--strict-admin", help="no admin API without an admin key", rich_help_panel=SERVER
+        ),
+    ] = False,
+) -> None:
+    """Serve a model over HTTP, with OpenAI's API, SGLang's own and the admin API of L3."""
+    try:
+        from refimpl.run.real import ModelChoice
+        from refimpl.serve.admin import Keys
+        from refimpl.serve.app import build_app
+        from refimpl.serve.app import serve as serve_app
+        from refimpl.serve.start import start_service
+    except ImportError as error:
+        raise ConfigError(
+            f"serve needs {error.name}: pip install -e '.[serve,torch,kernels]'"
+        ) from None
+    choice = ModelChoice(model_path, arithmetic, dtype, device)
+    service = start_service(options, choice, served_model_name)
+    app = build_app(service, Keys(api_key, admin_api_key, strict=strict_admin))
+    print(f"serving {service.name} on http://{host}:{port}", file=sys.stderr, flush=True)
+    serve_app(app, host, port)

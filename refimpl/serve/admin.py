@@ -1,0 +1,122 @@
+"""Attach and detach of L3 at run time (mission M7, spec 7), and who may ask for it.
+
+Must not know: how a backend is opened. Called by: app.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel, ConfigDict
+
+from refimpl.config import ConfigError, PrefetchConfig
+from refimpl.messages import AttachStorage, DetachStorage
+from refimpl.run.extra_config import prefetch_of, read_extra_config
+from refimpl.serve.errors import RequestError
+from refimpl.serve.service import Service, Storage
+
+NO_KEY = (
+    "This endpoint requires admin API key, and this server has none:"
+    " start it with --admin-api-key, or without --strict-admin"
+)
+
+
+class AttachBody(BaseModel):
+    """The body of ``PUT /hicache/storage-backend``. ``drain`` is ours: none, queue or refuse."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    hicache_storage_backend: str
+    hicache_storage_backend_extra_config_json: str | None = None
+    hicache_storage_prefetch_policy: str | None = None
+    hicache_write_policy: str | None = None
+    drain: str = "none"
+
+
+class Keys:
+    """Who may ask for what. Without any key the server is open; it listens on loopback by default."""
+
+    def __init__(self, api_key: str | None, admin_key: str | None, *, strict: bool) -> None:
+        self._api, self._admin, self._strict = api_key, admin_key, strict
+
+    def user(self, request: Request) -> None:
+        """Any request but those for health."""
+        if self._api is not None:
+            _require(request, self._api)
+
+    def admin(self, request: Request) -> None:
+        """A change of the server itself: the admin key where there is one, else the API key."""
+        if self._admin is None and self._strict:
+            raise RequestError(NO_KEY, 400)
+        key = self._admin or self._api
+        if key is not None:
+            _require(request, key)
+
+
+def _require(request: Request, key: str) -> None:
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if not hmac.compare_digest(given.encode(), key.encode()):
+        raise RequestError("Unauthorized: send the key as Authorization: Bearer KEY", 401)
+
+
+def admin_routes(service: Service, keys: Keys) -> APIRouter:
+    """The routes, for one service."""
+    router = APIRouter(tags=["admin"], dependencies=[Depends(keys.admin)])
+    path = "/hicache/storage-backend"
+
+    @router.get(path)
+    async def status() -> JSONResponse:
+        told = service.storage
+        return JSONResponse(
+            {
+                "hicache_storage_backend": told.backend,
+                "hicache_storage_backend_extra_config": told.extra_config,
+                "hicache_storage_prefetch_policy": told.prefetch_policy,
+                "hicache_write_policy": told.write_policy,
+            }
+        )
+
+    @router.put(path)
+    async def attach(body: AttachBody) -> Response:
+        failed = "Failed to attach HiCache storage backend.\n"
+        extra = body.hicache_storage_backend_extra_config_json
+        try:
+            prefetch = _prefetch(service, body.hicache_storage_backend, extra)
+        except ConfigError as error:
+            return PlainTextResponse(f"{failed}{error}\n", 400)
+        event = AttachStorage(
+            body.hicache_storage_backend,
+            body.hicache_storage_prefetch_policy,
+            body.hicache_write_policy,
+            body.drain,
+            extra or "",
+            prefetch,
+        )
+        answer = await asyncio.wrap_future(service.bridge.change(event))
+        if not answer.ok:
+            return PlainTextResponse(f"{failed}{answer.message}\n", 400)
+        service.storage = Storage(
+            body.hicache_storage_backend,
+            extra,
+            body.hicache_storage_prefetch_policy or prefetch.policy,
+            body.hicache_write_policy or service.storage.write_policy,
+        )
+        return PlainTextResponse(f"HiCache storage backend attached.\n{answer.message}\n")
+
+    @router.delete(path)
+    async def detach(drain: str = "none") -> Response:
+        answer = await asyncio.wrap_future(service.bridge.change(DetachStorage(drain)))
+        if not answer.ok:
+            failed = "Failed to detach HiCache storage backend.\n"
+            return PlainTextResponse(f"{failed}{answer.message}\n", 400)
+        service.storage.backend = service.storage.extra_config = None
+        return PlainTextResponse(f"HiCache storage backend detached.\n{answer.message}\n")
+
+    return router
+
+
+def _prefetch(service: Service, backend: str, extra: str | None) -> PrefetchConfig:
+    return prefetch_of(service.prefetch, read_extra_config(extra, backend))

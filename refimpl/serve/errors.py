@@ -1,0 +1,34 @@
+"""Errors as OpenAI's clients expect them: one shape, a status, a message that says what to change.
+
+Called by: every route.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_TYPES: Final = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    503: "ServiceUnavailableError",
+}
+
+
+class RequestError(Exception):
+    """A request that can't be served; ``status`` is that of HTTP."""
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param = message, status, param
+
+    def body(self) -> dict[str, Any]:
+        """The answer: OpenAI's clients read ``error``, upstream's the same fields beside it (spec 12.2)."""
+        fields = {
+            "message": self.message,
+            "type": _TYPES.get(self.status, "InternalServerError"),
+            "param": self.param,
+            "code": self.status,
+        }
+        return {"error": fields, "object": "error", **fields}

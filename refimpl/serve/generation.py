@@ -1,0 +1,162 @@
+"""One answer as it is produced: tokens become text, stop strings end it, a client that leaves aborts it.
+
+Must not know: HTTP, which API asked. Called by: native, openai.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from refimpl.model.tokenizer import Detokenizer, Tokenizer
+from refimpl.run.record import Row
+from refimpl.serve.bridge import Asked, Bridge, Ended, Tokens
+from refimpl.serve.errors import RequestError
+
+OVERLOADED: Final = ("the queue is full", "the engine is draining")  # how such refusals begin
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Which texts end an answer, and whether they stay in it."""
+
+    stops: tuple[str, ...] = ()
+    keeps_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why an answer ended: stop, length or abort; ``matched`` is the token or text that stopped it."""
+
+    reason: str
+    matched: int | str | None = None
+
+
+@dataclass(slots=True)
+class Piece:
+    """More of an answer; the last piece has a ``finish``."""
+
+    text: str
+    tokens: list[int]
+    row: Row
+    finish: Finish | None = None
+
+
+@dataclass(slots=True)
+class Whole:
+    """A finished answer."""
+
+    row: Row
+    finish: Finish
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+
+
+class Generation:
+    """Asks a bridge for one answer."""
+
+    def __init__(self, bridge: Bridge, tokenizer: Tokenizer, asked: Asked, ending: Ending) -> None:
+        self._bridge, self._tokenizer = bridge, tokenizer
+        self._asked, self._ending = asked, ending
+        self._queue: asyncio.Queue[Tokens | Ended] = asyncio.Queue()
+        self.rid = 0
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The answer piece by piece. Leaving early aborts it. Raises RequestError when it is refused."""
+        loop = asyncio.get_running_loop()
+        is_over = False
+
+        def heard(said: Tokens | Ended) -> None:
+            loop.call_soon_threadsafe(self._queue.put_nowait, said)
+
+        self.rid = self._bridge.submit(self._asked, heard)
+        text = _StopText(Detokenizer(self._tokenizer), self._ending)
+        try:
+            while not is_over:
+                said = await self._queue.get()
+                is_over = isinstance(said, Ended)
+                piece = self._piece(said, text)
+                if piece is not None:
+                    yield piece
+                    if piece.finish is not None:
+                        return
+        finally:
+            if not is_over:
+                self._bridge.abort(self.rid)
+
+    def _piece(self, said: Tokens | Ended, text: _StopText) -> Piece | None:
+        if isinstance(said, Ended):
+            return self._last(said, text)
+        taken: list[int] = []
+        parts: list[str] = []
+        for token in said.tokens:
+            taken.append(token)
+            parts.append(text.push(token))
+            if text.matched is not None:
+                break
+        finish = None if text.matched is None else Finish("stop", text.matched)
+        if finish is None and taken and taken[-1] in self._tokenizer.stop_ids:
+            return Piece("".join(parts), taken, said.row)  # its end comes with Ended
+        return Piece("".join(parts), taken, said.row, finish)
+
+    def _last(self, said: Ended, text: _StopText) -> Piece:
+        kind, _, detail = said.reason.partition(": ")
+        if kind == "error":
+            raise RequestError(detail, 503 if detail.startswith(OVERLOADED) else 400)
+        matched = text.last_token if kind == "stop" else None
+        return Piece(text.flush(), [], said.row, Finish(kind, matched))
+
+    async def whole(self) -> Whole:
+        """The answer in one."""
+        texts: list[str] = []
+        tokens: list[int] = []
+        async for piece in self.pieces():
+            texts.append(piece.text)
+            tokens += piece.tokens
+            if piece.finish is not None:
+                return Whole(piece.row, piece.finish, "".join(texts), tokens)
+        raise AssertionError("an answer without an end")
+
+
+class _StopText:
+    """Text of a stream that ends before the first stop string; what may become one is held back."""
+
+    def __init__(self, detokenizer: Detokenizer, ending: Ending) -> None:
+        self._detokenizer, self._ending = detokenizer, ending
+        self._held = ""
+        self.matched: str | None = None
+        self.last_token: int | None = None
+
+    def push(self, token: int) -> str:
+        """Text that is certain after ``token``."""
+        self.last_token = token
+        self._held += self._detokenizer.push(token)
+        first = [(at, stop) for stop in self._ending.stops if (at := self._held.find(stop)) >= 0]
+        if first:
+            at, self.matched = min(first)
+            end = at + len(self.matched) if self._ending.keeps_stop else at
+            return self._held[:end]
+        return self._release(longest_overlap(self._held, self._ending.stops))
+
+    def flush(self) -> str:
+        """What was held back, at an end that no stop string made."""
+        self._held += self._detokenizer.flush()
+        return self._release(0)
+
+    def _release(self, keep: int) -> str:
+        cut = len(self._held) - keep
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text
+
+
+def longest_overlap(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end of ``text`` may be the beginning of one of ``stops``."""
+    longest = 0
+    for stop in stops:
+        for size in range(min(len(stop) - 1, len(text)), longest, -1):
+            if stop.startswith(text[-size:]):
+                longest = size
+                break
+    return longest

@@ -1,0 +1,268 @@
+"""OpenAI's API: completions, chat completions, models. Facts of upstream in spec 12.2.
+
+Must not know: the engine. Called by: app.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from array import array
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+from uuid import uuid4
+
+from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from refimpl.model.chat import ChatError
+from refimpl.serve.errors import RequestError
+from refimpl.serve.generation import Ending, Generation, Whole
+from refimpl.serve.service import Service, Wish, cached_details
+from refimpl.serve.sse import merged, stream
+
+Stops = Annotated[str | list[str] | None, Field(description="texts that end the answer")]
+
+
+class _Body(BaseModel):
+    """What both kinds of completions take. Fields that are not listed are tolerated."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(-1, ge=-1, le=1 << 31)
+    n: int = Field(1, ge=1, le=128)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    stop: Stops = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    no_stop_trim: bool = False
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
+
+    def wish(self, output_tokens: int | None) -> Wish:
+        """What is asked for, in the words of the service."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return Wish(
+            output_tokens=16 if output_tokens is None else output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            n=self.n,
+            ignores_eos=self.ignore_eos,
+            stop_ids=tuple(self.stop_token_ids or ()),
+            ending=Ending(tuple(filter(None, stops)), self.no_stop_trim),
+            extra_key=self.extra_key,
+            cache_salt=self.cache_salt,
+            priority=self.priority or 0,
+        )
+
+    @property
+    def includes_usage(self) -> bool:
+        """Does a stream end with its usage?"""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
+class CompletionBody(_Body):
+    """The body of ``/v1/completions``."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool = False
+
+
+class Message(BaseModel):
+    """One turn of a conversation; of parts, those with text count."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As a chat template wants it."""
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(str(part.get("text", "")) for part in content)
+        return {"role": self.role, "content": content or ""}
+
+
+class ChatBody(_Body):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+def openai_routes(service: Service) -> APIRouter:
+    """The routes, for one service."""
+    router = APIRouter(tags=["OpenAI"])
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(service)]}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.check_name(name)
+        return _model(service)
+
+    @router.post("/v1/completions")
+    async def completions(body: CompletionBody) -> Any:
+        service.check_name(body.model)
+        prompts = _prompts(service, body.prompt)
+        wish = body.wish(body.max_tokens)
+        asked = [each for prompt in prompts for each in service.generations(prompt, wish)]
+        answer = _Completions(service, body)
+        if body.stream:
+            return StreamingResponse(stream(answer.chunks(asked)), media_type="text/event-stream")
+        echoes = [body.prompt if body.echo and isinstance(body.prompt, str) else ""] * len(asked)
+        return await answer.whole(asked, echoes)
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(body: ChatBody) -> Any:
+        service.check_name(body.model)
+        if not body.messages:
+            raise RequestError("messages is empty: send at least one", param="messages")
+        messages = [message.plain() for message in body.messages]
+        try:
+            text = service.model.tokenizer.chat.render(messages, tools=body.tools)
+        except ChatError as error:
+            raise RequestError(str(error), param="messages") from None
+        tokens = service.check_tokens(service.model.tokenizer.encode(text))
+        given = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+        room = service.context_tokens - len(tokens)
+        asked = service.generations(tokens, body.wish(room if given is None else given))
+        answer = _Chat(service, body)
+        if body.stream:
+            return StreamingResponse(stream(answer.chunks(asked)), media_type="text/event-stream")
+        return await answer.whole(asked, [""] * len(asked))
+
+    return router
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "sglang",  # what gateways look for (spec 13)
+        "root": service.name,
+        "parent": None,
+        "max_model_len": service.context_tokens,
+    }
+
+
+def _prompts(
+    service: Service, given: str | list[str] | list[int] | list[list[int]]
+) -> list[array[int]]:
+    encode = service.model.tokenizer.encode
+    if isinstance(given, str):
+        return [service.check_tokens(encode(given))]
+    if not given:
+        raise RequestError("the prompt is empty: give it at least one token", param="prompt")
+    if isinstance(given[0], int):
+        return [service.check_tokens(given)]
+    return [service.check_tokens(encode(each) if isinstance(each, str) else each) for each in given]
+
+
+class _Completions:
+    """Answers in the shape of text completions."""
+
+    kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
+
+    def __init__(self, service: Service, body: _Body) -> None:
+        self._service, self._includes_usage, self._n = service, body.includes_usage, body.n
+        self._frame = {
+            "id": f"{self.prefix}-{uuid4().hex}",
+            "created": int(time.time()),
+            "model": service.name,
+        }
+
+    def choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+        """A choice of a whole answer."""
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+
+    def delta(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+        """A choice of a chunk."""
+        return self.choice(index, text, finish)
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        """Choices of the chunks that come before the answer."""
+        del index
+        return []
+
+    async def whole(self, asked: list[Generation], echoes: list[str]) -> dict[str, Any]:
+        """All choices in one answer."""
+        done = await asyncio.gather(*(each.whole() for each in asked))
+        choices = [
+            self.choice(at, echo + one.text, one.finish.reason)
+            | {"matched_stop": one.finish.matched}
+            for at, (one, echo) in enumerate(zip(done, echoes, strict=True))
+        ]
+        frame = self._frame | {"object": self.kind, "choices": choices}
+        return frame | {"usage": _usage(self._service, done, self._n)}
+
+    async def chunks(self, asked: list[Generation]) -> AsyncIterator[str]:
+        """The choices as they come, then the usage if it is wanted."""
+        done = [Whole(row=None, finish=None) for _ in asked]  # type: ignore[arg-type]  # filled below
+        for at in range(len(asked)):
+            for choice in self.opening(at):
+                yield self._chunk([choice])
+        async for at, piece in merged([each.pieces() for each in asked]):
+            done[at].row = piece.row
+            done[at].tokens += piece.tokens
+            finish = piece.finish.reason if piece.finish else None
+            if piece.text or finish:
+                yield self._chunk([self.delta(at, piece.text, finish)])
+        if self._includes_usage:
+            yield self._chunk([], _usage(self._service, done, self._n))
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
+        frame = self._frame | {"object": self.chunk_kind, "choices": choices, "usage": usage}
+        return json.dumps(frame)
+
+
+class _Chat(_Completions):
+    """Answers in the shape of chat completions."""
+
+    kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+        """A choice of a whole answer."""
+        message = {"role": "assistant", "content": text, "tool_calls": None}
+        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
+
+    def delta(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+        """A choice of a chunk."""
+        return {"index": index, "delta": {"content": text}, "finish_reason": finish}
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        """The role comes first, with no text."""
+        delta = {"role": "assistant", "content": ""}
+        return [{"index": index, "delta": delta, "finish_reason": None}]
+
+
+def _usage(service: Service, done: list[Whole], n: int) -> dict[str, Any]:
+    """Tokens of all choices; a prompt counts once, however many answers were asked for."""
+    firsts = [each.row for each in done[::n]]
+    prompt = sum(row.prompt_tokens for row in firsts)
+    completion = sum(len(each.tokens) for each in done)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(row.hit_tokens for row in firsts),
+            "cached_tokens_details": cached_details(firsts[0], service.storage.backend),
+        },
+    }

@@ -1,0 +1,133 @@
+"""What all routes share: a model, the bridge to its engine, limits, and how a request becomes tokens.
+
+Must not know: the shapes of any API. Called by: app, routes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from refimpl.config import ConfigError, EngineConfig, PrefetchConfig
+from refimpl.model.catalog import Model
+from refimpl.model.sampling import Sampling
+from refimpl.run.record import Row
+from refimpl.serve.bridge import Asked, Bridge
+from refimpl.serve.errors import RequestError
+from refimpl.serve.generation import Ending, Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a client wants of its answers, whatever API it speaks."""
+
+    output_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    seed: int | None = None
+    n: int = 1
+    ignores_eos: bool = False
+    stop_ids: tuple[int, ...] = ()
+    ending: Ending = field(default_factory=Ending)
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class Storage:
+    """What the admin API says of L3: a mirror of the last change that succeeded (spec 7)."""
+
+    backend: str | None = None
+    extra_config: str | None = None
+    prefetch_policy: str | None = None
+    write_policy: str | None = None
+
+
+@dataclass(slots=True)
+class Service:
+    """One served model. ``settings`` are the resolved flags, for ``/server_info``."""
+
+    model: Model
+    bridge: Bridge
+    engine: EngineConfig
+    name: str
+    settings: dict[str, Any]
+    prefetch: PrefetchConfig
+    storage: Storage = field(default_factory=Storage)
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest sequence that can be served: of the model, and of L1."""
+        pages = self.engine.cache.l1_pages
+        assert pages is not None
+        return min(self.model.config.positions_max, pages * self.engine.cache.page_size)
+
+    def check_name(self, name: str | None) -> None:
+        """Raise RequestError, 404, for a model that is not served here."""
+        if name not in (None, "", "default", self.name):
+            known = f"the model {name!r} does not exist; this server has {self.name!r}"
+            raise RequestError(known, 404, "model")
+
+    def check_tokens(self, tokens: Sequence[int]) -> array[int]:
+        """The tokens of a prompt. Raises RequestError where they are none."""
+        vocab = self.model.config.vocab
+        if not tokens:
+            raise RequestError("the prompt is empty: give it at least one token")
+        if min(tokens) < 0 or max(tokens) >= vocab:
+            raise RequestError(f"a token lies outside the vocabulary: from 0 to {vocab - 1}")
+        if len(tokens) >= self.context_tokens:
+            raise RequestError(
+                f"the prompt of {len(tokens)} tokens leaves no room for an answer: this server's"
+                f" context holds {self.context_tokens}; shorten the prompt or raise --max-total-tokens"
+            )
+        return array("I", tokens)
+
+    def generations(self, tokens: array[int], wish: Wish) -> list[Generation]:
+        """One for each of the ``n`` answers that are asked for. Raises RequestError."""
+        if wish.output_tokens < 1:
+            raise RequestError(
+                f"max_tokens must be at least 1, not {wish.output_tokens}", param="max_tokens"
+            )
+        if not 1 <= wish.n <= 128:
+            raise RequestError(f"n must be 1 to 128, not {wish.n}", param="n")
+        seed = secrets.randbits(62) if wish.seed is None else wish.seed
+        return [self._generation(tokens, wish, seed + number) for number in range(wish.n)]
+
+    def _generation(self, tokens: array[int], wish: Wish, seed: int) -> Generation:
+        try:
+            sampling = Sampling(
+                wish.temperature,
+                wish.top_p,
+                max(wish.top_k, 0),
+                seed % (1 << 63),
+                frozenset(wish.stop_ids),
+                wish.ignores_eos,
+            )
+        except ConfigError as error:
+            raise RequestError(str(error)) from None
+        asked = Asked(
+            tokens,
+            min(wish.output_tokens, self.context_tokens - len(tokens)),
+            sampling,
+            wish.extra_key,
+            wish.cache_salt,
+            priority=wish.priority,
+        )
+        return Generation(self.bridge, self.model.tokenizer, asked, wish.ending)
+
+
+def cached_details(row: Row, storage: str | None) -> dict[str, Any] | None:
+    """Cached tokens by tier, None where nothing was cached (spec 11.5)."""
+    if not row.hit_tokens:
+        return None
+    details: dict[str, Any] = {"device": row.device_tokens, "host": row.host_tokens}
+    if storage or row.storage_tokens:
+        details |= {"storage": row.storage_tokens, "storage_backend": storage}
+    return details

@@ -1,0 +1,54 @@
+"""From flags to a service: the model is loaded, pools are made, storage is open, nothing runs yet.
+
+Called by: the command line, scenarios.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from refimpl.config import require
+from refimpl.model.catalog import open_model
+from refimpl.run.live import LiveExecutor
+from refimpl.run.options import Options
+from refimpl.run.real import ModelChoice, hands_of
+from refimpl.run.setup import Simulation
+from refimpl.run.storage_setup import StoreOpener, identity_of
+from refimpl.serve.bridge import Bridge
+from refimpl.serve.service import Service, Storage
+from refimpl.workload.request import Workload
+
+L1_TOKENS_DEFAULT = 16_384  # on a CPU, where a share of device memory means nothing
+
+
+def start_service(options: Options, choice: ModelChoice, served_name: str | None = None) -> Service:
+    """Everything but the engine's thread. Raises ConfigError or StorageError for what can't work."""
+    require(options.instances == 1, "a server is one instance: leave --instances at 1")
+    require(options.tp_size == 1, "--model-path serves one rank: leave --tp-size at 1")
+    require(options.trace is None and options.workload is None, "a server's load comes by HTTP")
+    if options.max_total_tokens is None:
+        options = replace(options, max_total_tokens=L1_TOKENS_DEFAULT)
+    resolved = Simulation(options, Workload("served", []))
+    model = open_model(
+        choice.path,
+        arithmetic=choice.arithmetic,
+        dtype=choice.dtype,
+        device=choice.device,
+        seed=options.seed,
+    )
+    hands = hands_of(resolved.engine, resolved.transfer, model)
+    name = served_name or choice.path
+    host = hands.mover.host
+    executor = LiveExecutor(hands, StoreOpener(identity_of(hands.model, host, name), host))
+    storage = Storage(write_policy=options.hicache_write_policy)
+    if resolved.engine.storage_backend:
+        extra = options.hicache_storage_backend_extra_config
+        executor.storage.open_now(resolved.engine.storage_backend, extra or "")
+        policy = resolved.engine.cache.prefetch.policy
+        storage = Storage(
+            resolved.engine.storage_backend, extra, policy, options.hicache_write_policy
+        )
+    settings = asdict(options) | asdict(choice) | resolved.effective()
+    bridge = Bridge(resolved.engine, executor)
+    prefetch = resolved.engine.cache.prefetch
+    return Service(model, bridge, resolved.engine, name, settings, prefetch, storage)
