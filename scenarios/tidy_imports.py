@@ -25,6 +25,7 @@ LOADS_LATE: Final = {
     "refimpl/cli/bench.py": frozenset({"refimpl"}),
     "refimpl/cli/golden.py": frozenset({"refimpl"}),
     "refimpl/cli/run.py": frozenset({"refimpl"}),
+    "refimpl/cli/serve.py": frozenset({"refimpl"}),
     "refimpl/cli/storage.py": frozenset({"refimpl"}),
     "cuda_numba/backend.py": frozenset({"cuda_numba"}),
     # Only classes of SGLang's kind need tensors; any other is certified without torch.

@@ -18,6 +18,7 @@ from refimpl.run.extra_config import prefetch_of, read_extra_config
 from refimpl.serve.errors import RequestError
 from refimpl.serve.service import Service, Storage
 
+OPEN = ("/health", "/ready", "/metrics")
 NO_KEY = (
     "This endpoint requires admin API key, and this server has none:"
     " start it with --admin-api-key, or without --strict-admin"
@@ -43,8 +44,8 @@ class Keys:
         self._api, self._admin, self._strict = api_key, admin_key, strict
 
     def user(self, request: Request) -> None:
-        """Any request but those for health."""
-        if self._api is not None:
+        """Any request; health and metrics are open to all (spec 7)."""
+        if self._api is not None and not request.url.path.startswith(OPEN):
             _require(request, self._api)
 
     def admin(self, request: Request) -> None:

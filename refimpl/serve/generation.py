@@ -78,15 +78,14 @@ class Generation:
                 said = await self._queue.get()
                 is_over = isinstance(said, Ended)
                 piece = self._piece(said, text)
-                if piece is not None:
-                    yield piece
-                    if piece.finish is not None:
-                        return
+                yield piece
+                if piece.finish is not None:
+                    break
         finally:
             if not is_over:
                 self._bridge.abort(self.rid)
 
-    def _piece(self, said: Tokens | Ended, text: _StopText) -> Piece | None:
+    def _piece(self, said: Tokens | Ended, text: _StopText) -> Piece:
         if isinstance(said, Ended):
             return self._last(said, text)
         taken: list[int] = []
@@ -97,8 +96,6 @@ class Generation:
             if text.matched is not None:
                 break
         finish = None if text.matched is None else Finish("stop", text.matched)
-        if finish is None and taken and taken[-1] in self._tokenizer.stop_ids:
-            return Piece("".join(parts), taken, said.row)  # its end comes with Ended
         return Piece("".join(parts), taken, said.row, finish)
 
     def _last(self, said: Ended, text: _StopText) -> Piece:

@@ -1,4 +1,4 @@
-"""SGLang's own API: generate, tokens and text, what is served, flush, abort. Facts in spec 12.1.
+"""SGLang's own API: generate and abort. Facts in spec 12.1.
 
 Must not know: the engine. Called by: app.
 """
@@ -13,11 +13,9 @@ from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from refimpl.messages import Flush
-from refimpl.model.tokenizer import decode
 from refimpl.run.record import Row
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Ending, Finish, Generation
@@ -81,18 +79,6 @@ class GenerateBody(BaseModel):
         )
 
 
-class TokenizeBody(BaseModel):
-    """The body of ``/tokenize``."""
-
-    prompt: str | list[str]
-
-
-class DetokenizeBody(BaseModel):
-    """The body of ``/detokenize``."""
-
-    tokens: list[int]
-
-
 class AbortBody(BaseModel):
     """The body of ``/abort_request``."""
 
@@ -137,69 +123,6 @@ def native_routes(service: Service) -> APIRouter:
             if name in running:
                 service.bridge.abort(running[name].rid)
         return Response()
-
-    @router.api_route("/flush_cache", methods=["GET", "POST"])
-    async def flush_cache(timeout: float = 0) -> Response:
-        end = asyncio.get_running_loop().time() + min(max(timeout, 0), 600)
-        while True:
-            answer = await asyncio.wrap_future(service.bridge.change(Flush()))
-            if answer.ok or asyncio.get_running_loop().time() >= end:
-                break
-            await asyncio.sleep(0.02)
-        text = "Cache flushed.\n" if answer.ok else f"Flush cache failed.\n{answer.message}\n"
-        return PlainTextResponse(text, 200 if answer.ok else 400)
-
-    @router.post("/tokenize")
-    @router.post("/v1/tokenize", include_in_schema=False)
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
-        encode = service.model.tokenizer.encode
-        if isinstance(body.prompt, str):
-            tokens = encode(body.prompt)
-            return {"tokens": tokens, "count": len(tokens), "max_model_len": service.context_tokens}
-        lists = [encode(text) for text in body.prompt]
-        count = [len(tokens) for tokens in lists]
-        return {"tokens": lists, "count": count, "max_model_len": service.context_tokens}
-
-    @router.post("/detokenize")
-    @router.post("/v1/detokenize", include_in_schema=False)
-    async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
-        return {"text": decode(service.model.tokenizer, body.tokens)}
-
-    @router.get("/health")
-    async def health() -> Response:
-        return Response(status_code=200 if service.bridge.is_healthy else 503)
-
-    @router.get("/health_generate")
-    async def health_generate() -> Response:
-        if not service.bridge.is_healthy:
-            return Response(status_code=503)
-        (asked,) = service.generations(array("I", [0]), Wish(1, temperature=0))
-        await asked.whole()
-        return Response()
-
-    @router.get("/model_info")
-    @router.get("/get_model_info", include_in_schema=False)
-    async def model_info() -> dict[str, Any]:
-        return {
-            "served_model_name": service.name,
-            "is_generation": True,
-            "weight_version": "default",
-            "disaggregation_mode": "null",
-            "has_image_understanding": False,
-            "has_audio_understanding": False,
-            "model_type": service.model.config.name,
-        }
-
-    @router.get("/server_info")
-    @router.get("/get_server_info", include_in_schema=False)
-    async def server_info() -> JSONResponse:
-        state = {"effective_max_running_requests_per_dp": service.engine.running_max}
-        told = service.settings | {
-            "served_model_name": service.name,
-            "startup_time": service.started,
-            "internal_states": [service.settings | state],
-        }
-        return JSONResponse(told)
 
     return router
 

@@ -1,0 +1,52 @@
+"""A server on a free port of loopback, in a thread of this process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+from time import monotonic
+
+import httpx
+import uvicorn
+
+from refimpl.run.options import Options
+from refimpl.run.real import ModelChoice
+from refimpl.serve.admin import Keys
+from refimpl.serve.app import build_app
+from refimpl.serve.service import Service
+from refimpl.serve.start import start_service
+
+OPTIONS = Options(
+    page_size=16, max_total_tokens=1024, enable_hierarchical_cache=True, hicache_ratio="4"
+)
+SECONDS_MAX = 30
+
+
+@contextmanager
+def serving(
+    options: Options = OPTIONS, model: str = "tiny-gqa", keys: Keys | None = None
+) -> Iterator[tuple[str, Service]]:
+    """(URL, service); at the end the server has stopped and all its threads have ended."""
+    service = start_service(options, ModelChoice(model, "reference"))
+    app = build_app(service, keys or Keys(None, None, strict=False))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+        thread = Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn")
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            _wait(url)
+            yield url, service
+        finally:
+            server.should_exit = True
+            thread.join(SECONDS_MAX)
+            assert not thread.is_alive()
+
+
+def _wait(url: str) -> None:
+    end = monotonic() + SECONDS_MAX
+    with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as client:
+        while client.get(f"{url}/health").status_code != 200:
+            assert monotonic() < end, "the server does not become healthy"
