@@ -19,6 +19,7 @@ from refimpl.cli.run import run, simulate, workloads
 from refimpl.cli.serve import serve
 from refimpl.cli.storage import conform, storage
 from refimpl.config import ConfigError
+from refimpl.storage.backend import StorageError
 
 app = typer.Typer(**LOOK)
 for command in (run, simulate, serve, workloads, bench, conform):
@@ -47,7 +48,7 @@ def main() -> None:
     """Entry point. Impossible input gets one line on stderr and exit code 2."""
     try:
         code = app(standalone_mode=False)
-    except ConfigError as error:
+    except (ConfigError, StorageError) as error:
         _fail(str(error))
     except typer.exceptions.TyperException as error:
         _fail(error.format_message())

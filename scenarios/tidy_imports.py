@@ -62,7 +62,7 @@ TABLE: Final = {
     "serve": Allowed(_EVERYTHING_BUT_SERVE | {"conformance"}, None),
     "perf": Allowed(_WORDS | {"workload"}, frozenset({"locust", "zmq"})),
     "cli": Allowed(_EVERYTHING_BUT_SERVE | {"conformance", "serve"}, None),
-    "__main__": Allowed(_WORDS | {"cli"}, frozenset({"typer"})),
+    "__main__": Allowed(_WORDS | {"cli", "storage"}, frozenset({"typer"})),
 }
 
 PURE: Final = frozenset({"vocabulary", "core", "cluster", "workload"})

@@ -89,7 +89,7 @@ def run(
 
 
 def _run_real(options: Options, model: dict[str, str], *, compare: bool, as_json: bool) -> None:
-    """Exit code 1 when two tier sets answer differently."""
+    """Exit code 1 when two tier sets answer differently, or a request failed."""
     try:
         from refimpl.run.real import ModelChoice, RealRun, answers_equal, for_json
     except ImportError as error:
@@ -106,7 +106,8 @@ def _run_real(options: Options, model: dict[str, str], *, compare: bool, as_json
     else:
         print(f"Served by {plan.served_by} on the wall clock.")
         show_served(terminal(), done, equal=answers_equal(done) if compare else None)
-    if not answers_equal(done):
+    failed = any(row.finish.startswith("error") for each in done for row in each.rows)
+    if failed or not answers_equal(done):
         raise typer.Exit(1)
 
 

@@ -26,9 +26,12 @@ TORCH_DTYPES: Final = {
 }
 HOST_RESERVE_BYTES: Final = 1 << 30  # left to everybody else; upstream leaves 10 GiB (spec 1.6)
 HUGE_PAGE_BYTES: Final = 2 << 20  # of x86-64, and of 64-bit Arm with small pages of 4 KB
-_CGROUP_LIMITS: Final = (
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+_CGROUP_LIMITS: Final = (  # (limit, what is used of it)
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
 )
 
 
@@ -117,7 +120,15 @@ def host_bytes_available() -> int:
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
-    for path in map(Path, _CGROUP_LIMITS):
-        if path.is_file() and (text := path.read_text(encoding="ascii").strip()).isdigit():
-            available = min(available, int(text))
+    for limit, used in _CGROUP_LIMITS:
+        limit_bytes, used_bytes = _number_in(limit), _number_in(used)
+        if limit_bytes is not None:
+            available = min(available, max(limit_bytes - (used_bytes or 0), 0))
     return available
+
+
+def _number_in(path: str) -> int | None:
+    """The number a file holds; None where there is no file, or no number in it."""
+    file = Path(path)
+    text = file.read_text(encoding="ascii").strip() if file.is_file() else ""
+    return int(text) if text.isdigit() else None

@@ -110,11 +110,10 @@ class LiveExecutor:
 
     def close(self, *, is_idle: bool = True) -> None:
         """End all threads; what is stored stays. Not ``is_idle``: a store that hangs is left behind."""
-        try:
-            for pump in (self._device, self._down):
-                assert pump.close(), "a batch or a copy does not end"
-        finally:
-            self.storage.shut(is_idle=is_idle)
+        has_ended = [pump.close() for pump in (self._device, self._down)]
+        self.storage.shut(is_idle=is_idle)
+        self.check()
+        assert all(has_ended), "a batch or a copy does not end"
 
     def _finish(self, rid: int) -> None:
         output = self.hands.finished(rid)

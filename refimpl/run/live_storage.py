@@ -36,10 +36,13 @@ from refimpl.messages import (
     Stored,
 )
 from refimpl.run.cost import STORAGE_BATCH_PAGES
+from refimpl.run.patience import TooLateError, within
 from refimpl.run.pump import JOIN_S, Pump
 from refimpl.storage.backend import Backend, HostPage, StorageError
 from refimpl.storage.names import Namespace
 
+OPEN_S: Final = 60  # for a backend to connect at run time, while requests may be held back
+HANGING_S: Final = 1  # for one that has already been waited for
 READERS: Final = 2  # so that a small read is not held up by one large one (field report F15)
 
 _log = logging.getLogger(__name__)
@@ -70,10 +73,20 @@ class _Attached:
         A pump that hangs in the backend is left there, and the backend with it.
         """
         has_ended = [pump.close(patience_s) for pump in (self.read, self.write)]
-        if all(has_ended):
-            self.store.backend.close()
-        else:
+        if not all(has_ended):
             _log.error("a storage backend hangs: its threads are left behind, it is not closed")
+            return
+        try:
+            within(patience_s, self.store.backend.close)
+        except (
+            BaseException
+        ) as error:  # it is gone from here all the same; nothing calls it any more
+            _log.error("a storage backend did not close cleanly: %r", error)
+
+    def check(self) -> None:
+        """Raise what stopped a pump, if one has stopped."""
+        self.read.check()
+        self.write.check()
 
 
 class LiveStorage:
@@ -110,16 +123,17 @@ class LiveStorage:
         Not ``is_idle``: a store has had its time to answer and is not waited for again.
         """
         if self._change is not None:
-            self._change.join()
+            self._change.join(JOIN_S + OPEN_S)
         if self._attached is not None:
             attached, self._attached = self._attached, None
-            attached.close(JOIN_S if is_idle else 0)
+            attached.close(JOIN_S if is_idle else HANGING_S)
+            attached.check()
 
     def check(self) -> None:
         """Raise what stopped a pump, if one has stopped."""
-        if self._attached is not None:
-            self._attached.read.check()
-            self._attached.write.check()
+        attached = self._attached  # which may be let go meanwhile
+        if attached is not None:
+            attached.check()
 
     def _in_background(self, change: Callable[[], None]) -> None:
         self._change = Thread(target=change, name="l3_change", daemon=True)
@@ -128,21 +142,23 @@ class LiveStorage:
     def _open(self, command: OpenStorage) -> None:
         error = ""
         try:
-            self.open_now(command.backend, command.extra_config)
-        except (ConfigError, StorageError) as fault:
+            store = within(
+                OPEN_S,
+                lambda: self._opener(command.backend, command.extra_config),
+                late=lambda store: store.backend.close(),
+            )
+            self._attached = _Attached(store)
+        except (ConfigError, StorageError, TooLateError) as fault:
             error = str(fault)
-        except Exception as fault:
-            _log.exception("storage backend %s can't be opened", command.backend)
+        except BaseException as fault:  # a class of the user's may raise anything
+            _log.error("storage backend %s can't be opened: %r", command.backend, fault)
             error = f"{type(fault).__name__}: {fault}"
         self._inbox.put(StorageOpened(error))
 
     def _close(self) -> None:
         attached, self._attached = self._attached, None
         assert attached is not None, "closed twice"
-        try:
-            attached.close()
-        except Exception:  # it is gone from here all the same; nothing calls it any more
-            _log.exception("a storage backend did not close cleanly")
+        attached.close()
         self._inbox.put(StorageClosed())
 
     # ---- commands -------------------------------------------------------------------------------
@@ -231,7 +247,7 @@ class LiveStorage:
             if len(said) == count:
                 return said
             raise StorageError(f"{len(said)} answers to {count} names")
-        except Exception as error:
+        except BaseException as error:  # whatever a class of the user's raises
             self.failures += 1
             what = f"{kind}: {type(error).__name__}"
             if what not in self._told:

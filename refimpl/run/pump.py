@@ -35,16 +35,16 @@ class Pump:
             raise self._error
 
     def close(self, patience_s: float = JOIN_S) -> bool:
-        """Finish what was put and end the threads; raises what stopped it.
+        """Finish what was put and end the threads.
 
-        False when one of them did not end within ``patience_s``: it hangs in what it is doing.
+        False when one of them did not end within ``patience_s``: it hangs in what it is doing. What
+        stopped it comes out of ``check``.
         """
         for _ in self._threads:
             self._jobs.put(None)
         end = perf_counter() + patience_s
         for thread in self._threads:
             thread.join(max(0.0, end - perf_counter()))
-        self.check()
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:

@@ -16,7 +16,7 @@ from uuid import uuid4
 from refimpl.config import EngineConfig, Transfer, require
 from refimpl.core.engine import Engine
 from refimpl.keys import TokenPrompt
-from refimpl.memory.pool import Pool
+from refimpl.memory.pool import Pool, check_host_memory
 from refimpl.memory.transfer import Mover
 from refimpl.model.catalog import Model, open_model
 from refimpl.run.hands import TorchHands, geometry_of
@@ -69,8 +69,6 @@ class RealRun:
         options = _with_own_defaults(options)
         scenario = parse_scenario(options.workload or WORKLOAD, options.seed, options.page_size)
         workload = unscripted(scenario)
-        sets = {name: Simulation(each, workload) for name, each in tier_sets(options).items()}
-        self._sets = sets if compare else dict(list(sets.items())[-1:])
         self._model = open_model(
             choice.path,
             arithmetic=choice.arithmetic,
@@ -78,6 +76,12 @@ class RealRun:
             device=choice.device,
             seed=options.seed,
         )
+        page_bytes = geometry_of(self._model.config, options.page_size).page_bytes
+        sets = {
+            name: Simulation(each, workload, page_bytes)
+            for name, each in tier_sets(options).items()
+        }
+        self._sets = sets if compare else dict(list(sets.items())[-1:])
         _check_tokens(workload, self._model)
         where = self._model.transformer.device.type
         kind = self._model.config.dtype
@@ -181,7 +185,10 @@ def hands_of(engine: EngineConfig, transfer: Transfer, model: Model) -> TorchHan
     cache = engine.cache
     geometry = geometry_of(model.config, cache.page_size)
     assert cache.l1_pages is not None
+    l2_pages = max(cache.l2_pages or 0, 1)
+    on_host = l2_pages + (cache.l1_pages if model.transformer.device.type == "cpu" else 0)
+    check_host_memory(on_host * geometry.page_bytes, geometry)  # of both, before either is made
     device = Pool(geometry, "layer_first", cache.l1_pages, model.transformer.device)
-    host = Pool(geometry, transfer.layout, max(cache.l2_pages or 0, 1))
+    host = Pool(geometry, transfer.layout, l2_pages)
     mover = Mover(device, host, transfer.io_backend)
     return TorchHands(model.transformer, mover, model.tokenizer.stop_ids)

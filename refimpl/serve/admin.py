@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict
 
-from refimpl.config import ConfigError, PrefetchConfig
+from refimpl.config import ConfigError, PrefetchConfig, require
 from refimpl.messages import AttachStorage, DetachStorage
 from refimpl.run.extra_config import prefetch_of, read_extra_config
 from refimpl.serve.errors import RequestError
@@ -86,6 +86,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
         extra = body.hicache_storage_backend_extra_config_json
         try:
             prefetch = _prefetch(service, body.hicache_storage_backend, extra)
+            _check_same_store(service.storage, body.hicache_storage_backend, extra)
         except ConfigError as error:
             return PlainTextResponse(f"{failed}{error}\n", 400)
         event = AttachStorage(
@@ -101,7 +102,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
             return PlainTextResponse(f"{failed}{answer.message}\n", 400)
         service.storage = Storage(
             body.hicache_storage_backend,
-            extra,
+            service.storage.extra_config if extra is None else extra,
             body.hicache_storage_prefetch_policy or prefetch.policy,
             body.hicache_write_policy or service.storage.write_policy,
         )
@@ -121,3 +122,14 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
 
 def _prefetch(service: Service, backend: str, extra: str | None) -> PrefetchConfig:
     return prefetch_of(service.prefetch, read_extra_config(extra, backend))
+
+
+def _check_same_store(now: Storage, backend: str, extra: str | None) -> None:
+    """Policies can be updated in place; another place to store needs a detach first."""
+    if now.backend != backend or extra is None:
+        return
+    ours, theirs = (read_extra_config(text, backend).backend for text in (now.extra_config, extra))
+    require(
+        ours == theirs,
+        f"storage backend {backend!r} is attached with other keys. Detach it first.",
+    )

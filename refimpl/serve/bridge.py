@@ -38,6 +38,8 @@ from refimpl.workload.request import RequestSpec
 
 JOIN_S: Final = 60  # for the requests that are under way when the server stops
 
+STOPPED: Final = "error: the engine has stopped; restart the server"
+
 _log = logging.getLogger(__name__)
 
 
@@ -87,6 +89,7 @@ class Bridge:
         self._lock = Lock()
         self._changes: dict[str, Future[Answer]] = {}  # by what was asked: attach, detach, flush
         self._stopping = Flag()
+        self._is_taking = True  # False once the engine has stopped: then nobody reads the inbox
         self._thread = Thread(target=self._run, name="engine", daemon=True)
 
     # ---- for any thread -------------------------------------------------------------------------
@@ -103,19 +106,21 @@ class Bridge:
     def submit(self, asked: Asked, heard: Heard) -> int:
         """Ask for an answer; ``heard`` is called on the engine's thread until ``Ended``."""
         rid = next(self._rids)
-        self._asked[rid] = asked, heard
-        prompt = TokenPrompt(asked.tokens)
-        self._executor.inbox.put(
-            Submit(
-                rid,
-                prompt,
-                asked.output_tokens,
-                asked.extra_key,
-                asked.cache_salt,
-                asked.lora_id,
-                asked.priority,
-            )
+        submit = Submit(
+            rid,
+            TokenPrompt(asked.tokens),
+            asked.output_tokens,
+            asked.extra_key,
+            asked.cache_salt,
+            asked.lora_id,
+            asked.priority,
         )
+        with self._lock:
+            if self._is_taking:
+                self._asked[rid] = asked, heard
+                self._executor.inbox.put(submit)
+                return rid
+        heard(Ended(STOPPED, Row(rid, 0, 0, 0, 0, 0)))
         return rid
 
     def abort(self, rid: int) -> None:
@@ -126,14 +131,15 @@ class Bridge:
         """Attach, detach or flush; answered when it is done or refused."""
         kind = {AttachStorage: "attach", DetachStorage: "detach", Flush: "flush"}[type(event)]
         with self._lock:
-            pending = self._changes.get(kind)
-            if pending is not None and not pending.done():
-                refused: Future[Answer] = Future()
-                refused.set_result(Answer(kind, False, f"Reject {kind}: another one is under way"))
-                return refused
             future: Future[Answer] = Future()
-            self._changes[kind] = future
-        self._executor.inbox.put(event)
+            if not self._is_taking:
+                future.set_result(Answer(kind, False, STOPPED.removeprefix("error: ")))
+            elif kind in self._changes:
+                busy = f"Reject {kind}: another one is under way"
+                future.set_result(Answer(kind, False, busy))
+            else:
+                self._changes[kind] = future
+                self._executor.inbox.put(event)
         return future
 
     def stop(self) -> None:
@@ -141,7 +147,11 @@ class Bridge:
         self._stopping.set()
         self._executor.inbox.put(Abort(0))  # of nobody: it wakes the loop
         self._thread.join(JOIN_S)
-        self._executor.close(is_idle=self.engine.idle)
+        try:
+            self._executor.close(is_idle=self.engine.idle)
+        except BaseException as error:
+            self.error = error
+            _log.exception("what the server stood on has failed")
 
     # ---- the engine's thread --------------------------------------------------------------------
 
@@ -152,8 +162,13 @@ class Bridge:
         except BaseException as error:
             self.error = error
             _log.exception("the engine has stopped")
-            for rid in list(self._asked):
-                self._end(rid, f"error: the engine has stopped: {error}")
+        with self._lock:
+            self._is_taking = False
+            changes = list(self._changes.items())
+        for rid in list(self._asked):
+            self._end(rid, STOPPED)
+        for kind, future in changes:
+            future.set_result(Answer(kind, False, STOPPED.removeprefix("error: ")))
 
     def _turn(self) -> None:
         events = self._loop.wait()

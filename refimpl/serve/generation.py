@@ -15,7 +15,8 @@ from refimpl.run.record import Row
 from refimpl.serve.bridge import Asked, Bridge, Ended, Tokens
 from refimpl.serve.errors import RequestError
 
-OVERLOADED: Final = ("the queue is full", "the engine is draining")  # how such refusals begin
+# How refusals begin that are not about the request.
+OVERLOADED: Final = ("the queue is full", "the engine is draining", "the engine has stopped")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 
 from refimpl.config import require
 from refimpl.model.catalog import open_model
+from refimpl.run.hands import geometry_of
 from refimpl.run.live import LiveExecutor
 from refimpl.run.options import Options
 from refimpl.run.real import ModelChoice, hands_of
@@ -28,7 +29,6 @@ def start_service(options: Options, choice: ModelChoice, served_name: str | None
     require(options.trace is None and options.workload is None, "a server's load comes by HTTP")
     if options.max_total_tokens is None:
         options = replace(options, max_total_tokens=L1_TOKENS_DEFAULT)
-    resolved = Simulation(options, Workload("served", []))
     model = open_model(
         choice.path,
         arithmetic=choice.arithmetic,
@@ -36,6 +36,9 @@ def start_service(options: Options, choice: ModelChoice, served_name: str | None
         device=choice.device,
         seed=options.seed,
     )
+    require(options.page_size >= 1, f"--page-size {options.page_size} must be at least 1 token")
+    page_bytes = geometry_of(model.config, options.page_size).page_bytes
+    resolved = Simulation(options, Workload("served", []), page_bytes)
     hands = hands_of(resolved.engine, resolved.transfer, model)
     name = served_name or choice.path
     host = hands.mover.host
