@@ -46,6 +46,8 @@ def _options_of_all(
 
 def main() -> None:
     """Entry point. Impossible input gets one line on stderr and exit code 2."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a storage class of the user's may lie in the current folder
     try:
         code = app(standalone_mode=False)
     except (ConfigError, StorageError) as error:

@@ -41,12 +41,11 @@ def bench(
     Ratios that were kept on such a machine are printed beside those of this run.
     """
     from refimpl.run import baselines
-    from refimpl.run.bench import run_bench
+    from refimpl.run.bench import OF_BYTES, run_bench
     from refimpl.run.golden import golden_folder
     from refimpl.run.show import figure_rows, grid, terminal
 
-    moves_bytes = name in ("copy", "ttft", "storage")
-    figures = _bench_bytes(name) if moves_bytes else run_bench(name, trace)
+    figures = _bench_bytes(name) if name in OF_BYTES else run_bench(name, trace)
     if keep:
         print(baselines.keep(golden_folder(golden_dir), name, figures), file=sys.stderr)
     elif "ratios" in figures:

@@ -69,6 +69,15 @@ def with_options(
     return call
 
 
+def given_in(context: typer.Context) -> set[str]:
+    """The options that somebody typed, by field, whatever they typed."""
+    return {
+        name
+        for name in context.params
+        if (source := context.get_parameter_source(name)) is not None and source.name != "DEFAULT"
+    }
+
+
 def tell(notices: list[str]) -> None:
     """Say on stderr what was changed or left out on the way."""
     for notice in notices:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from refimpl.cli.flags import AsJson, tell, with_options
+from refimpl.cli.flags import AsJson, given_in, tell, with_options
 from refimpl.config import ConfigError
 from refimpl.run.options import MULTI_TURN, Options
 
@@ -60,6 +60,7 @@ Device = Annotated[
 
 @partial(with_options, defaults=MULTI_TURN)
 def run(
+    context: typer.Context,
     options: Options,
     model_path: ModelPath = None,
     arithmetic: ArithmeticName = "reference",
@@ -71,8 +72,11 @@ def run(
     """Show what each tier is worth: the same chats with no cache, L1, L2 and L3."""
     if model_path is not None:
         how = {"arithmetic": arithmetic, "dtype": dtype, "device": device}
-        _run_real(options, {"path": model_path} | how, compare=compare, as_json=as_json)
+        plan = _plan(options, {"path": model_path} | how, compare=compare, given=given_in(context))
+        _run_real(plan, compare=compare, as_json=as_json)
         return
+    for name in given_in(context) & {"arithmetic", "dtype", "device", "compare"}:
+        raise ConfigError(f"--{name} needs --model-path: without a model nothing is computed")
     from refimpl.run.show import show_tier_sets, terminal
     from refimpl.run.tier_sets import for_json, notices, run_tier_sets
 
@@ -88,23 +92,33 @@ def run(
     show_tier_sets(terminal(), done)
 
 
-def _run_real(options: Options, model: dict[str, str], *, compare: bool, as_json: bool) -> None:
-    """Exit code 1 when two tier sets answer differently, or a request failed."""
+def _plan(options: Options, model: dict[str, str], *, compare: bool, given: set[str]) -> Any:
     try:
-        from refimpl.run.real import ModelChoice, RealRun, answers_equal, for_json
+        from refimpl.run.real import ModelChoice, RealRun
     except ImportError as error:
         raise ConfigError(
             f"--model-path needs {error.name}: pip install -e '.[torch,kernels]'"
         ) from None
+    return RealRun(options, ModelChoice(**model), compare=compare, given=given)
+
+
+def _run_real(plan: Any, *, compare: bool, as_json: bool) -> None:
+    """Exit code 1 when two tier sets answer differently, or a request failed."""
+    from refimpl.run.real import answers_equal, for_json
     from refimpl.run.show import progress_bar, show_served, terminal
 
-    plan = RealRun(options, ModelChoice(**model), compare=compare)
+    tell(plan.notices)
     with progress_bar(plan.requests) as progress:
         done = plan.run(progress)
     if as_json:
-        print(json.dumps(for_json(done), sort_keys=True))
+        said = {"effective": plan.effective, "notices": plan.notices}
+        print(json.dumps(for_json(done) | said, sort_keys=True))
     else:
-        print(f"Served by {plan.served_by} on the wall clock.")
+        pages = plan.effective
+        print(
+            f"Served by {plan.served_by} on the wall clock: pages of {plan.page_size} tokens,"
+            f" {pages['l1_pages']} in L1, {pages['l2_pages']} in L2."
+        )
         show_served(terminal(), done, equal=answers_equal(done) if compare else None)
     failed = any(row.finish.startswith("error") for each in done for row in each.rows)
     if failed or not answers_equal(done):

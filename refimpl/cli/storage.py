@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -35,8 +34,6 @@ def conform(
     """Certify a storage backend. Give it a folder or server of its own: clear is tried as well."""
     from refimpl.conformance.show import conform as conform_and_show
 
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # MODULE may lie in the current folder
     if not conform_and_show(backend, extra_config, lifetime, as_json=as_json):
         raise typer.Exit(1)
 

@@ -35,6 +35,7 @@ TREE_LOAD: Final = (
 # What SGLang's tree core in Rust needs for a request of this load, in us, hash, match and insert:
 # measured elsewhere with the same load, for orientation only.
 PEER_US: Final = {"hash": 21.0, "match": 5.5, "insert": 13.8}
+OF_BYTES: Final = ("copy", "ttft", "storage")  # elsewhere, since they need tensors
 _PAGE: Final = 64
 _LONG_TOKENS: Final = 131_072
 
@@ -169,5 +170,7 @@ BENCHES: Final[dict[str, Callable[[Path | None], dict[str, Any]]]] = {
 def run_bench(name: str, trace: Path | None) -> dict[str, Any]:
     """One benchmark by name; raises ConfigError when there is none of that name."""
     if name not in BENCHES:
-        raise ConfigError(f"there is no benchmark {name!r}; choose one of {', '.join(BENCHES)}")
+        raise ConfigError(
+            f"there is no benchmark {name!r}; choose one of {', '.join((*BENCHES, *OF_BYTES))}"
+        )
     return BENCHES[name](trace)

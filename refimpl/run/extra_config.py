@@ -178,4 +178,7 @@ def _check_names(keys: dict[str, Any], backend: str) -> None:
         if name not in known:
             close = get_close_matches(name, known, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{NAME}: unknown key {name!r} for backend {backend}{hint}")
+            own = ", ".join(_THEIRS[backend]) or "none"
+            raise ConfigError(
+                f"{NAME}: unknown key {name!r} for backend {backend}{hint}; its own keys: {own}"
+            )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import uuid4
@@ -19,9 +19,11 @@ from refimpl.keys import TokenPrompt
 from refimpl.memory.pool import Pool, check_host_memory
 from refimpl.memory.transfer import Mover
 from refimpl.model.catalog import Model, open_model
+from refimpl.run.dynamic import with_floats
+from refimpl.run.extra_config import parse_extra_config
 from refimpl.run.hands import TorchHands, geometry_of
 from refimpl.run.live import LiveExecutor, run_live
-from refimpl.run.options import MULTI_TURN, Options
+from refimpl.run.options import Options
 from refimpl.run.record import Row
 from refimpl.run.report import integers
 from refimpl.run.setup import Simulation
@@ -62,11 +64,19 @@ class RealRun:
     """A load that can be served: everything has been checked and the model is loaded.
 
     With ``compare`` it is served with no cache, L1, L1 + L2 and L1 + L2 + L3, one after another,
-    else with all tiers alone. Raises ConfigError for what can't work.
+    else with all tiers alone. ``given`` are the options that somebody chose; the others have defaults
+    of this run's own. Raises ConfigError for what can't work.
     """
 
-    def __init__(self, options: Options, choice: ModelChoice, *, compare: bool) -> None:
-        options = _with_own_defaults(options)
+    def __init__(
+        self,
+        options: Options,
+        choice: ModelChoice,
+        *,
+        compare: bool,
+        given: Collection[str] = (),
+    ) -> None:
+        options = _with_own_defaults(options, given)
         scenario = parse_scenario(options.workload or WORKLOAD, options.seed, options.page_size)
         workload = unscripted(scenario)
         self._model = open_model(
@@ -85,6 +95,9 @@ class RealRun:
         _check_tokens(workload, self._model)
         where = self._model.transformer.device.type
         kind = self._model.config.dtype
+        self.notices = [note for each in self._sets.values() for note in each.notices]
+        self.page_size = options.page_size
+        self.effective = list(self._sets.values())[-1].effective()
         self.served_by = f"{choice.path} on {where}, {kind}, {choice.arithmetic} arithmetic,"
         self.requests = len(workload.requests) * len(self._sets)
 
@@ -116,30 +129,32 @@ def _digest(outputs: dict[int, list[int]]) -> str:
     return hashlib.sha256(json.dumps(sorted(outputs.items())).encode()).hexdigest()
 
 
-def _with_own_defaults(options: Options) -> Options:
+def _with_own_defaults(options: Options, given: Collection[str]) -> Options:
     require(options.trace is None, "a trace names blocks, and a model needs tokens: use --workload")
     require(options.instances == 1, "--model-path serves one instance: leave --instances at 1")
     require(options.tp_size == 1, "--model-path serves one rank: leave --tp-size at 1")
     require(options.faults is None, "--faults are injected on the virtual clock: use simulate")
-    untouched = Options()
+    own = {"workload": WORKLOAD, "max_total_tokens": L1_TOKENS, "page_size": PAGE_SIZE}
+    changes = {name: value for name, value in own.items() if name not in given}
+    options = replace(options, **changes)  # type: ignore[arg-type]  # names and types as in own
+    backend = options.hicache_storage_backend or "memory"
+    extra = _extra_config(backend, options.hicache_storage_backend_extra_config, options.page_size)
     return replace(
         options,
-        workload=WORKLOAD if options.workload == MULTI_TURN["workload"] else options.workload,
-        max_total_tokens=L1_TOKENS
-        if options.max_total_tokens == MULTI_TURN["max_total_tokens"]
-        else options.max_total_tokens,
-        page_size=PAGE_SIZE if options.page_size == untouched.page_size else options.page_size,
-        hicache_storage_backend=options.hicache_storage_backend or "memory",
-        hicache_storage_backend_extra_config=options.hicache_storage_backend_extra_config
-        or _own_store(options.hicache_storage_backend or "memory"),
+        hicache_storage_backend=backend,
+        hicache_storage_backend_extra_config=extra,
     )
 
 
-def _own_store(backend: str) -> str:
-    """The extra config where none is given; a store in memory is then of this run alone."""
-    extra: dict[str, object] = {"prefetch_threshold": PAGE_SIZE}
+def _extra_config(backend: str, text: str | None, page_size: int) -> str:
+    """What was given, with a threshold of one page where it says none: these prompts are short.
+
+    A store in memory that has no name is of this run alone.
+    """
+    extra = {} if text is None else with_floats(parse_extra_config(text))
+    extra.setdefault("prefetch_threshold", page_size)
     if backend == "memory":
-        extra["store"] = uuid4().hex
+        extra.setdefault("store", uuid4().hex)
     return json.dumps(extra)
 
 

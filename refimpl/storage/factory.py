@@ -44,6 +44,10 @@ def open_backend(name: str, setting: Setting) -> Backend:
     StorageError when the store can't be reached.
     """
     maker = _MAKERS.get(name)
+    if maker is None and name == "hf3fs":
+        raise ConfigError(
+            "hf3fs is simulated only; a 3FS mount serves through nixl with its 3FS plugin"
+        )
     if maker is None:
         close = get_close_matches(name, _MAKERS, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
