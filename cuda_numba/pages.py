@@ -93,7 +93,10 @@ def copy_layers(
             arrived(layer)
 
     native.copy_nests(
-        *(dst, src, call.ids, [call.nest_of(group) for group in groups]),
+        dst,
+        src,
+        call.ids,
+        [call.nest_of(group) for group in groups],
         arrived=group_arrived,
         threads=tuning.cpu_threads,
         stream=tuning.stream_stores,

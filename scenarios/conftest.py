@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
 
 if os.environ.get("SCENARIOS_SIMULATE"):
-    os.environ["NUMBA_ENABLE_CUDASIM"] = (
-        "1"  # numba reads it at its first import, which comes later
-    )
+    # Numba reads it at its first import, which comes later.
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 else:
     os.environ.pop("NUMBA_ENABLE_CUDASIM", None)
 
@@ -40,3 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.xdist_group("gpu"))
+
+
+# A deadline for each example says how busy the machine is; pytest-timeout ends what hangs.
+settings.register_profile("scenarios", deadline=None)
+settings.load_profile("scenarios")

@@ -108,7 +108,7 @@ def test_a_roomy_cache_comes_to_what_a_cache_without_limits_does_one_at_a_time(t
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), min_size=1, max_size=25)
 page_sizes = st.integers(1, 4)
 capacities = st.integers(1, 12)
-steady = settings(derandomize=True, deadline=None, max_examples=150)
+steady = settings(derandomize=True, max_examples=150)
 
 
 def passed(

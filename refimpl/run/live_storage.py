@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event as Flag
-from threading import Thread
+from threading import Lock, Thread
 from time import perf_counter_ns
 from typing import Final, TypeAlias
 
@@ -102,6 +102,7 @@ class LiveStorage:
         self._change: Thread | None = None
         self._fetches: dict[int, Flag] = {}  # those under way, each with its sign to stop
         self._told: set[str] = set()  # kinds of failures that were logged
+        self._counting = Lock()  # what the pumps count, which are several
 
     # ---- attach and detach ----------------------------------------------------------------------
 
@@ -248,10 +249,12 @@ class LiveStorage:
                 return said
             raise StorageError(f"{len(said)} answers to {count} names")
         except BaseException as error:  # whatever a class of the user's raises
-            self.failures += 1
             what = f"{kind}: {type(error).__name__}"
-            if what not in self._told:
+            with self._counting:
+                self.failures += 1
+                is_new = what not in self._told
                 self._told.add(what)
+            if is_new:
                 _log.warning("a store fails to %s: %s; further ones are counted", kind, error)
             return [False] * count
 
@@ -259,8 +262,9 @@ class LiveStorage:
         return [HostPage(self._host.pieces(slot), slot) for slot in slots]
 
     def _note(self, way: str, pages: int, begun: int) -> None:
-        self.moved[way].bytes += pages * self._host.geometry.page_bytes
-        self.moved[way].ns += perf_counter_ns() - begun
+        with self._counting:
+            self.moved[way].bytes += pages * self._host.geometry.page_bytes
+            self.moved[way].ns += perf_counter_ns() - begun
 
 
 def _batches(keys: Sequence[PageKey]) -> Iterator[Sequence[PageKey]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from time import perf_counter, perf_counter_ns
+from time import perf_counter
 from typing import Final
 
 JOIN_S: Final = 30  # how long a pump may take to finish what it is doing when all is over
@@ -20,7 +20,6 @@ class Pump:
     def __init__(self, name: str, threads: int = 1) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._error: BaseException | None = None
-        self.busy_ns = 0
         self._threads = [Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
         for thread in self._threads:
             thread.start()
@@ -49,10 +48,8 @@ class Pump:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            begun = perf_counter_ns()
             try:
                 job()
             except BaseException as error:  # it is raised again where it can be seen
                 self._error = error
                 return
-            self.busy_ns += perf_counter_ns() - begun

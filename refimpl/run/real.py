@@ -48,6 +48,7 @@ class Served:
     rows: list[Row]
     outputs: dict[int, list[int]]
     moved: dict[str, dict[str, float]]
+    store_failures: int  # calls of L3 that raised or answered nonsense
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,12 @@ def for_json(done: list[Served]) -> dict[str, Any]:
         "clock": "wall",
         "answers_equal": answers_equal(done),
         "tier_sets": [
-            {"tiers": each.name, "moved": each.moved, "answers_sha256": _digest(each.outputs)}
+            {
+                "tiers": each.name,
+                "moved": each.moved,
+                "store_failures": each.store_failures,
+                "answers_sha256": _digest(each.outputs),
+            }
             | each.figures
             for each in done
         ],
@@ -192,7 +198,8 @@ def serve(
         for way, done in (hands.mover.moved | executor.storage.moved).items()
     }
     rows = list(record.rows.values())
-    return Served(name, integers(record), rows, executor.outputs, moved)
+    failures = executor.storage.failures
+    return Served(name, integers(record), rows, executor.outputs, moved, failures)
 
 
 def hands_of(engine: EngineConfig, transfer: Transfer, model: Model) -> TorchHands:

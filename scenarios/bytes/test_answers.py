@@ -83,7 +83,7 @@ def kept_pages(outcome: Outcome) -> dict[bytes, bytes]:
     return pages
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_answers_do_not_depend_on_any_configuration(data: st.DataObject) -> None:
     layout, io = data.draw(st.sampled_from(PAIRS))

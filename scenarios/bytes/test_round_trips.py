@@ -69,7 +69,7 @@ def test_layers_arrive_in_order_and_each_is_whole_when_it_has(
         assert torch.equal(bits(device.by_page()[:2, :, layer]), bits(before[:, :, layer]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_page_lists_arrive_in_their_order(data: st.DataObject) -> None:
     geometry, layout, io = data.draw(st.sampled_from(PAIRS))

@@ -56,7 +56,7 @@ def test_one_layer_leaves_the_others_alone(src: str, dst: str) -> None:
         Case(SHAPE, src, dst, 5, (4, 0), (1, 2), layer).check(ONE_THREAD, backend="cuda")
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     cases(words_max=1500, pages_max=257, heads_max=17, tokens_max=64),
     st.integers(1, 4),
@@ -69,7 +69,7 @@ def test_drawn_copies_equal_array_indexing(
     drawn.check(Tuning(blocks=blocks, block_threads=threads), seed, backend="cuda")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     cases(words_max=800, pages_max=8, heads_max=5, tokens_max=17),
     st.integers(1, 8),

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("numba", reason="the kernels are not installed: pip install -e '.[kernels]'")
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cuda_numba import (
@@ -45,7 +45,6 @@ def checksum_of(*words: int) -> int:
     return int(page_checksums(np.array(words, np.uint64), [0], compact(shape), shape)[0])
 
 
-@settings(deadline=None)
 @given(cases(words_max=5000, pages_max=30, heads_max=5, tokens_max=17), st.integers(0, 2**32))
 def test_drawn_checksums_equal_the_oracle(drawn: Case, seed: int) -> None:
     drawn.check_checksums(Tuning(cpu_threads=2), seed)

@@ -46,7 +46,7 @@ def test_latent_pages_without_heads_and_values_are_copied(src: str, dst: str) ->
     case(src, dst, Shape(layers=3, kvs=1, heads=1, tokens=5, words=36)).check(ONE)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     cases(words_max=20000, pages_max=257, heads_max=17, tokens_max=64),
     st.sampled_from([None, True, False]),

@@ -38,7 +38,7 @@ def schedules(draw: st.DrawFn) -> tuple[int, list[int], list[list[tuple[int, int
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(schedule=schedules())
 def test_no_chunking_and_no_company_changes_a_bit(
     name: str, schedule: tuple[int, list[int], list[list[tuple[int, int, int]]]]

@@ -229,5 +229,5 @@ class AnyOrder(RuleBasedStateMachine):
 def test_any_order_of_calls_of_two_instances_keeps_pages_and_sums_right(tmp_path: Path) -> None:
     machine = type("InThisFolder", (AnyOrder,), {"folder": tmp_path})
     test = machine.TestCase()
-    test.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+    test.settings = settings(max_examples=30, stateful_step_count=30)
     test.runTest()
