@@ -5,6 +5,7 @@ Must not know: rules. Called by: subject.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from refimpl.storage.names import namespace_of
 
 # With the object that stored them, with the process, or in a store outside.
 LIFETIMES: Final = ("object", "process", "store")
+_AIBRIX_STORE: Final = "AIBRIX_KV_CACHE_OL_L2_CACHE_BACKEND"
 
 
 def lifetime_of(backend: str, extra: Mapping[str, Any]) -> str:
@@ -23,6 +25,8 @@ def lifetime_of(backend: str, extra: Mapping[str, Any]) -> str:
         return "process"
     if backend == "mooncake" and _lends_memory(extra):
         return "object"  # pages may lie in what it lends, which goes when it closes
+    if backend == "aibrix" and os.environ.get(_AIBRIX_STORE, "").upper() == "ROCKSDB":
+        return "process"  # which locks its folder
     return "store"
 
 
