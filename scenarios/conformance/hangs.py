@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from threading import Event
 from typing import Any, ClassVar
 
@@ -45,14 +44,14 @@ class HangsAtOpening(Shelf):
         Shelf.ends.wait()
 
 
-class SleepsInAPool(Shelf):
-    """Its thread would keep the process for as long as it sleeps."""
+class HangsInAPool(Shelf):
+    """Its thread would keep the process for ever."""
 
     def get(self, name: str) -> bytes | None:
         from concurrent.futures import ThreadPoolExecutor
 
         del name
-        ThreadPoolExecutor(1).submit(time.sleep, 10**6).result()
+        ThreadPoolExecutor(1).submit(Event().wait).result()
         return None
 
 

@@ -113,7 +113,7 @@ def command(*words: str) -> subprocess.Popen[str]:
 
 
 def test_the_command_ends_though_threads_of_the_class_do_not() -> None:
-    process = command(f"{CLASSES}:SleepsInAPool", "--limit", "0.2", "--json")
+    process = command(f"{CLASSES}:HangsInAPool", "--limit", "0.2", "--json")
     try:
         out, err = process.communicate(timeout=60)
     finally:
