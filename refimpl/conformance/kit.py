@@ -10,9 +10,11 @@ from contextlib import suppress
 from typing import Any, Final
 
 from refimpl.conformance import ending, sharing, values
+from refimpl.conformance.limit import SECONDS_MAX, StoppedError, within
 from refimpl.conformance.shapes import SMALL
 from refimpl.conformance.subject import Subject
 from refimpl.conformance.verdict import Rule, Verdict, judge
+from refimpl.storage.backend import StorageError
 
 RULES: Final[dict[str, Rule]] = {
     "round_trip": values.round_trip,
@@ -34,25 +36,44 @@ RULES: Final[dict[str, Rule]] = {
 }
 
 
-def certify(subject: Subject, progress: Callable[[int], None] | None = None) -> list[Verdict]:
-    """The verdict of every rule. Raises ConfigError or StorageError when it can't be opened at all."""
-    with subject.opened(SMALL, slots=1):
-        pass
-    return list(_verdicts(subject, progress))
+def certify(
+    subject: Subject,
+    progress: Callable[[int], None] | None = None,
+    seconds: float = SECONDS_MAX,
+) -> list[Verdict]:
+    """The verdict of every rule, each of which has ``seconds`` to answer.
+
+    Raises ConfigError or StorageError when it can't be opened at all.
+    """
+    try:
+        opened = within(seconds, lambda: subject.open(SMALL, slots=1))
+    except StoppedError as stopped:
+        raise StorageError(f"{name_of(subject)} can't be opened: {stopped}") from None
+    with suppress(Exception):  # rules tell what is wrong with its close
+        within(seconds, opened.backend.close)
+    return list(_verdicts(subject, progress, seconds))
 
 
-def _verdicts(subject: Subject, progress: Callable[[int], None] | None) -> Iterator[Verdict]:
+def _verdicts(
+    subject: Subject, progress: Callable[[int], None] | None, seconds: float
+) -> Iterator[Verdict]:
     for name, rule in RULES.items():
-        yield judge(name, rule, subject)
+        yield judge(name, rule, subject, seconds)
         if progress is not None:
             progress(1)
-    clean_up(subject)
+    clean_up(subject, seconds)
 
 
-def clean_up(subject: Subject) -> None:
-    """Delete what the rules stored, as far as the backend lets itself be cleared."""
+def clean_up(subject: Subject, seconds: float = SECONDS_MAX) -> None:
+    """Delete what the rules stored, as far as the backend lets itself be cleared in that time."""
+    with suppress(StoppedError):
+        within(seconds, lambda: _clear(subject))
+
+
+def _clear(subject: Subject) -> None:
     for shape, identity in list(subject.used):
-        with suppress(Exception), subject.opened(shape, 1, identity) as store:
+        # What exits here can't end the command: this is a thread of its own.
+        with suppress(BaseException), subject.opened(shape, 1, identity) as store:
             store.backend.clear()
 
 

@@ -76,7 +76,7 @@ VALUE_BYTES: Final = (1, 7, 4095, 4096, 4097, (1 << 20) + 1)  # around blocks of
 # What tells namespaces apart, a change each; the last two only where names are ours.
 STRANGERS: Final[tuple[tuple[str, dict[str, object]], ...]] = (
     ("another model", {"model": "another"}),
-    ("another rank", {"tp_rank": 1, "tp_size": 2}),
+    ("another rank", {"tp_rank": 1}),
     ("other weights", {"weights": "2"}),
     ("another data type", {"dtype": "float16"}),
 )

@@ -23,15 +23,17 @@ from refimpl.storage.backend import StorageError
 _STYLES: Final = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 
-def conform(spec: str, extra: str | None, lifetime: str | None, *, as_json: bool) -> bool:
-    """Certify a backend and print the verdicts; whether none failed.
+def conform(
+    spec: str, extra: str | None, lifetime: str | None, *, seconds: float, as_json: bool
+) -> bool:
+    """Certify a backend and print the verdicts; whether none failed. A rule has ``seconds``.
 
     Raises ConfigError for input that can't work, a store that can't be reached included.
     """
     try:
         subject = subject_of(spec, extra, lifetime)
         with progress_bar(len(RULES)) as progress:
-            verdicts = certify(subject, progress)
+            verdicts = certify(subject, progress, seconds)
     except StorageError as error:
         raise ConfigError(str(error)) from error
     if as_json:

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from secrets import token_hex
+from time import monotonic
 from typing import Any, Final
 
 from refimpl.config import ConfigError, require, require_choice
+from refimpl.conformance.lifetime import LIFETIMES, lifetime_of
 from refimpl.conformance.room import PlainRoom, Room
 from refimpl.conformance.shapes import Shape
 from refimpl.keys import PageKey
@@ -23,10 +25,11 @@ from refimpl.storage.backend import Backend, HostPage, Setting
 from refimpl.storage.factory import backend_names, open_backend
 from refimpl.storage.names import Identity, Namespace, namespace_of
 
-# How long values live: with the object that stored them, with the process, or in a store outside.
-LIFETIMES: Final = ("object", "process", "store")
-_LIFETIME_OF: Final = {"memory": "process"}
 BATCH_NAMES_MAX: Final = 128  # what callers pass at once, see Backend
+
+
+class RefusedError(ConfigError):
+    """The backend refuses to be opened so, and its message says why."""
 
 
 class ViolationError(AssertionError):
@@ -49,7 +52,12 @@ class Subject:
     compat: str = ""
     needs_host_pool: bool = False
     run: str = field(default_factory=lambda: token_hex(6))
-    used: dict[tuple[Shape, Identity], None] = field(default_factory=dict, compare=False)
+    used: dict[tuple[Shape, Identity], float] = field(default_factory=dict, compare=False)
+
+    @property
+    def opened_last(self) -> float:
+        """When something was opened last, in seconds of ``monotonic``; 0 before that."""
+        return max(list(self.used.values()), default=0.0)
 
     def identity(self, shape: Shape) -> Identity:
         """Whose pages the rules store."""
@@ -69,11 +77,15 @@ class Subject:
     def open(self, shape: Shape, slots: int, identity: Identity | None = None) -> Opened:
         """The same for whoever closes it himself."""
         whose = identity or self.identity(shape)
-        self.used[shape, whose] = None
+        self.used[shape, whose] = monotonic()
         room = self._room(shape, slots)
         space = namespace_of(self.backend, whose, compat=self.compat)
         setting = Setting(whose, space, self.extra, room.memory, room.host)
-        return Opened(open_backend(self.backend, setting), room, space, self.run)
+        try:
+            backend = open_backend(self.backend, setting)
+        except ConfigError as error:
+            raise RefusedError(str(error)) from error
+        return Opened(backend, room, space, self.run)
 
     def _room(self, shape: Shape, slots: int) -> Room:
         if not self.needs_host_pool:
@@ -160,7 +172,7 @@ def _of(backend: str, text: str | None, lifetime: str | None) -> Subject:
     extra = with_floats(given.backend)
     if given.max_size_bytes is not None:
         extra["max_size"] = given.max_size_bytes
-    needs_host_pool, said = False, _LIFETIME_OF.get(backend, "store")
+    needs_host_pool, said = False, lifetime_of(backend, extra)
     if backend == "dynamic":
         found = find_class(extra)
         needs_host_pool = found.is_sglang

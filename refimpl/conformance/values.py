@@ -9,10 +9,11 @@ from typing import Final
 
 from refimpl.conformance.room import poison, read, value, write
 from refimpl.conformance.shapes import MEDIUM, SHAPES, SMALL, VALUE_BYTES, Shape
-from refimpl.conformance.subject import BATCH_NAMES_MAX, Opened, Subject, demand
+from refimpl.conformance.subject import BATCH_NAMES_MAX, Opened, RefusedError, Subject, demand
 from refimpl.conformance.verdict import InapplicableError
-from refimpl.storage.backend import HostPage
+from refimpl.storage.backend import HostPage, StorageError
 
+_NO_WORD: Final = "set says False"
 _MANY: Final = 3 * BATCH_NAMES_MAX  # pages of one run of calls
 
 
@@ -52,12 +53,23 @@ def store_pages(store: Opened, names: list[str], slots: range) -> list[bytes]:
 
 def round_trip(subject: Subject) -> str:
     """Pages of every layout come back byte for byte, into other slots, and touch nothing else."""
+    kept: list[int] = []
+    refused: dict[str, list[str]] = {}  # by reason
     for shape in SHAPES:
         try:
             _round_trip(subject, shape)
+        except RefusedError as refusal:
+            demand(bool(str(refusal)), f"{shape.label}: it is refused without a word")
+            refused.setdefault(str(refusal), []).append(shape.label)
         except AssertionError as broken:
             raise type(broken)(f"{shape.label}: {broken}") from broken
-    return f"pages of {len(SHAPES)} shapes, 8 bytes to 2 MiB, came back byte for byte"
+        else:
+            kept.append(shape.page_bytes)
+    reasons = [f"{'; '.join(labels)} ({reason})" for reason, labels in refused.items()]
+    demand(bool(kept), f"it refuses pages of every shape: {', '.join(reasons)}")
+    sizes = f"pages of {len(kept)} shapes, {min(kept):,} to {max(kept):,} bytes"
+    told = f"{sizes}, came back byte for byte"
+    return f"{told}; it refuses {', '.join(reasons)}" if reasons else told
 
 
 def _round_trip(subject: Subject, shape: Shape) -> None:
@@ -71,23 +83,41 @@ def _round_trip(subject: Subject, shape: Shape) -> None:
 
 
 def other_values(subject: Subject) -> str:
-    """Values that are no page of a pool, such as checksums, of any size."""
+    """Values that are no page of a pool, such as checksums, of any size that the backend takes."""
+    refused: dict[int, str] = {}
     with subject.opened(SMALL, slots=1) as store:
         for nbytes in VALUE_BYTES:
             name, page = store.name(f"value-{nbytes}"), value(nbytes)
             content = write(page, name)
-            _store_value(store, name, page)
+            if refusal := _refusal(store, name, page):
+                refused[nbytes] = refusal
+                continue
             poison(page)
             demand(store.get([name], [page]) == [True], f"{nbytes} bytes were stored and missed")
             demand(read(page) == content, f"{nbytes} bytes came back changed")
-    return f"{len(VALUE_BYTES)} sizes, 1 byte to 1 MiB, came back"
+    return _which_sizes(refused)
 
 
-def _store_value(store: Opened, name: str, page: HostPage) -> None:
-    if store.set([name], [page]) == [True]:
-        return
-    demand(store.exists([name]) == [False], "set says False of a value that exists says is there")
-    raise InapplicableError("it stores pages of the pool alone, and says so")
+def _refusal(store: Opened, name: str, page: HostPage) -> str:
+    """Why a value is not stored; empty where it is."""
+    try:
+        if store.set([name], [page]) == [True]:
+            return ""
+        why = _NO_WORD
+    except StorageError as error:
+        why = str(error) or repr(error)
+    demand(store.exists([name]) == [False], "set refuses a value that exists says is there")
+    return why
+
+
+def _which_sizes(refused: dict[int, str]) -> str:
+    kept = [nbytes for nbytes in VALUE_BYTES if nbytes not in refused]
+    if not kept and set(refused.values()) == {_NO_WORD}:
+        raise InapplicableError("it stores pages of the pool alone, and says so")
+    last = next(reversed(refused.values()), "")
+    demand(bool(kept), f"it refuses values of every size: {last}")
+    told = f"{len(kept)} sizes, {min(kept):,} to {max(kept):,} bytes, came back"
+    return f"{told}; it refuses {', '.join(map(str, refused))} bytes: {last}" if refused else told
 
 
 def batches(subject: Subject) -> str:
@@ -136,18 +166,29 @@ def absent_names(subject: Subject) -> str:
 def wrong_lengths(subject: Subject) -> str:
     """A value of another length than the page is a miss, not an error, and stays what it was."""
     seen = []
-    if subject.lifetime != "object":  # two objects of such a class share nothing
+    # Two objects of such a class share nothing.
+    if subject.lifetime != "object" and _has_pages_of_two_lengths(subject):
         _pages_of_other_lengths(subject)
         seen.append("pages of 1 and 64 KiB miss each other")
     with subject.opened(SMALL, slots=1) as store:
-        name, page = store.name("length"), value(1000)
-        content = write(page, name)
-        if store.set([name], [page]) == [True]:
-            _other_lengths(store, name, content)
-            seen.append("a value of 1,000 bytes is a miss for 1, 999, 1,001 and 2,000")
+        for nbytes in (1000, 100):  # the second for who takes small values alone
+            name, page = store.name(f"length-{nbytes}"), value(nbytes)
+            content = write(page, name)
+            if not _refusal(store, name, page):
+                others = _other_lengths(store, name, content)
+                seen.append(f"a value of {nbytes} bytes is a miss for {others}")
+                break
     if not seen:
         raise InapplicableError("its pages have one length, and it stores pages alone")
     return "; ".join(seen)
+
+
+def _has_pages_of_two_lengths(subject: Subject) -> bool:
+    """Whether it takes pages of a size that its identity does not suggest."""
+    with subject.opened(MEDIUM, slots=1, identity=subject.identity(SMALL)) as store:
+        name, page = store.name("two-lengths"), store.room.page(0)
+        write(page, name)
+        return not _refusal(store, name, page)
 
 
 def _pages_of_other_lengths(subject: Subject) -> None:
@@ -163,13 +204,17 @@ def _pages_of_other_lengths(subject: Subject) -> None:
             demand(got == [False], f"a page of {sizes}")
 
 
-def _other_lengths(store: Opened, name: str, content: bytes) -> None:
-    for nbytes in (1, 999, 1001, 2000):
+def _other_lengths(store: Opened, name: str, content: bytes) -> str:
+    """Read a value into pages of other lengths; which."""
+    length = len(content)
+    others = (1, length - 1, length + 1, 2 * length)
+    for nbytes in others:
         got = store.get([name], [value(nbytes)])
-        demand(got == [False], f"a value of 1000 bytes filled a page of {nbytes}")
+        demand(got == [False], f"a value of {length} bytes filled a page of {nbytes}")
     page = value(len(content))
     demand(store.get([name], [page]) == [True], "after that the right length is a miss too")
     demand(read(page) == content, "after that the value is another")
+    return ", ".join(map(str, others))
 
 
 def partial_batches(subject: Subject) -> str:

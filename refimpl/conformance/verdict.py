@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from refimpl.conformance.limit import SECONDS_MAX, StoppedError, within
 from refimpl.conformance.subject import Subject
 
 Outcome: TypeAlias = Literal["passed", "failed", "skipped"]
@@ -29,12 +30,18 @@ class Verdict:
     reason: str
 
 
-def judge(name: str, rule: Rule, subject: Subject) -> Verdict:
-    """Apply a rule. Whatever the backend raises where it should answer is a failure."""
+def judge(name: str, rule: Rule, subject: Subject, seconds: float = SECONDS_MAX) -> Verdict:
+    """Apply a rule. Whatever the backend raises where it should answer is a failure, and so is silence.
+
+    ``seconds`` count anew from each opening: a rule may open the store many times.
+    """
     try:
-        return Verdict(name, "passed", rule(subject))
+        reason = within(seconds, lambda: rule(subject), lambda: subject.opened_last)
+        return Verdict(name, "passed", reason)
     except InapplicableError as skipped:
         return Verdict(name, "skipped", str(skipped))
+    except StoppedError as stopped:
+        return Verdict(name, "failed", str(stopped))
     except (
         AssertionError
     ) as broken:  # ViolationError is one; an assertion of the backend's own counts as well

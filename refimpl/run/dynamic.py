@@ -126,7 +126,9 @@ def _import(module_path: str) -> ModuleType:
         raise ConfigError(_lacking(module_path, missing, error)) from None
     except ImportError as error:
         raise ConfigError(_lacking(module_path, error.name or "", error)) from None
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too: nobody would see what ended the command
         raise ConfigError(f"module_path: importing {module_path} raised {error!r}") from error
 
 
@@ -176,8 +178,23 @@ def _open_sglang(found: DynamicClass, setting: Setting) -> Backend:
         return SGLangBackend(
             thing, host, found.what, uses_v1=found.uses_v1, let_go=stand_in.release_stand_in
         )
-    except Exception as error:
+    except BaseException as error:
+        _close_quietly(thing)
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise StorageError(f"{found.what} refused the host pool: {error!r}") from error
+
+
+def _close_quietly(thing: Any) -> None:
+    """Close what is no use: what led here is the news, not what its close may raise."""
+    try:
+        close = getattr(thing, "close", None)
+        if callable(close):
+            close()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        _log.warning("closing a %s raised %r", type(thing).__name__, error)
 
 
 def _wants_pool(cls: type) -> bool:
@@ -191,7 +208,9 @@ def _wants_pool(cls: type) -> bool:
 def _construct(found: DynamicClass, *arguments: Any) -> Any:
     try:
         thing = found.cls(*arguments)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise StorageError(f"the constructor of {found.what} raised {error!r}") from error
     _log.info("opened %s", found.what)
     return thing

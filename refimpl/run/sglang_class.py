@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from refimpl.config import require
 from refimpl.run import sglang_stand_in as stand_in
+from refimpl.run.answers import count_of, is_list, list_of
 from refimpl.run.plain_class import REQUIRED, check_methods, delete_each, takes
 from refimpl.storage.backend import Backend, HostPage, StorageError
 
@@ -131,13 +132,7 @@ class SGLangBackend(Backend):
             return next(
                 (at for at, name in enumerate(names) if not self._thing.exists(name)), len(names)
             )
-        count = self._call(method, names)
-        if not isinstance(count, int) or not 0 <= count <= len(names):
-            raise StorageError(
-                f"batch_exists of {self._what} returned {count!r} for {len(names)} keys;"
-                " it must return how many leading keys are there"
-            )
-        return int(count)
+        return count_of(self._call(method, names), len(names), f"batch_exists of {self._what}")
 
     def get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend."""
@@ -179,26 +174,27 @@ class SGLangBackend(Backend):
         values = self._thing.batch_get(names, targets)
         if values is None:
             return [False] * len(names)
-        if isinstance(values, int):  # how many leading targets it filled
-            values = [*targets[:values], *[None] * (len(names) - values)]
-        self._check_length("batch_get", values, names)
-        return [self._host.fill(page, value) for page, value in zip(pages, values, strict=True)]
+        method = f"batch_get of {self._what}"
+        if is_list(values):
+            given = list_of(values, len(names), method)
+        else:  # how many leading targets it filled
+            count = count_of(values, len(names), method)
+            given = [*targets[:count], *[None] * (len(names) - count)]
+        return [self._host.fill(page, value) for page, value in zip(pages, given, strict=True)]
 
     def _set_pages(self, names: list[str], pages: list[HostPage]) -> list[bool]:
         if self._uses_v1:
             return self._v1("batch_set_v1", names, pages)
         done = self._thing.batch_set(names, [self._host.copy_of(page) for page in pages])
-        if isinstance(done, list | tuple):
-            self._check_length("batch_set", done, names)
-            return [bool(each) for each in done]
+        if is_list(done):
+            return [bool(each) for each in list_of(done, len(names), f"batch_set of {self._what}")]
         # "Not all" is the only other answer there is: ask which.
         return [True] * len(names) if done else self.exists(names)
 
     def _v1(self, method: str, names: list[str], pages: list[HostPage]) -> list[bool]:
         indices = self._host.indices([page.slot for page in pages if page.slot is not None])
         answers = self._call(getattr(self._thing, method), names, indices)
-        self._check_length(method, answers, names)
-        return [bool(each) for each in answers]
+        return [bool(each) for each in list_of(answers, len(names), f"{method} of {self._what}")]
 
     # ---- other values -------------------------------------------------------------------------------
 
@@ -241,13 +237,6 @@ class SGLangBackend(Backend):
         if takes(method, *arguments, self._info):
             return method(*arguments, self._info)
         return method(*arguments)
-
-    def _check_length(self, method: str, answers: Any, names: list[str]) -> None:
-        if not isinstance(answers, list | tuple) or len(answers) != len(names):
-            raise StorageError(
-                f"{method} of {self._what} returned {type(answers).__name__};"
-                f" it must return a list with one entry for each of {len(names)} keys"
-            )
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Callable
 from decimal import Decimal
@@ -179,6 +180,7 @@ def test_a_get_that_gives_no_bytes_is_told_so(module: Any) -> None:
         ("class Store: pass", {}, "lacks get, exists, set"),
         ("import no_such_client", {}, "can't be imported: No module named 'no_such_client'"),
         ("1 / 0", {}, "raised ZeroDivisionError"),
+        ("raise SystemExit(0)", {}, r"raised SystemExit\(0\)"),
         ("class Store(", {}, "raised SyntaxError"),
         (DICT.replace("(self)", "(self, a, b, c)"), {}, r"must take \(storage_config, extra\)"),
         (DICT, {"interface_v1": True}, "lacks batch_get_v1, batch_set_v1"),
@@ -215,6 +217,36 @@ def test_a_constructor_that_fails_is_a_store_that_is_not_there(module: Any) -> N
         ):
             open_dynamic(setting(module(text + fails), room()[1]))
         assert INTERFACE not in sys.modules
+
+
+def test_a_constructor_that_exits_is_a_store_that_is_not_there(module: Any) -> None:
+    exits = "\n        def __init__(self, *_): raise SystemExit(3)\n"
+    for text in (DICT, SGLANG):
+        with pytest.raises(StorageError, match=r"constructor of class .* raised SystemExit\(3\)"):
+            open_dynamic(setting(module(text + exits), room()[1]))
+
+
+@pytest.mark.parametrize("what", ["RuntimeError('no')", "SystemExit(4)"])
+def test_a_class_that_refuses_the_pool_is_closed(module: Any, what: str) -> None:
+    refuses = f"""
+        def register_mem_pool_host(self, pool): raise {what}
+        closed = []
+        def close(self):
+            self.closed.append(True)
+            raise SystemExit(5)
+    """
+    extra = module(SGLANG + refuses)
+    with pytest.raises(StorageError, match="refused the host pool: " + re.escape(what)):
+        open_dynamic(setting(extra, room()[1]))
+    assert sys.modules[extra["module_path"]].Store.closed == [True]
+    assert INTERFACE not in sys.modules
+
+
+def test_ctrl_c_in_a_class_is_ctrl_c(module: Any) -> None:
+    stops = "\n        def __init__(self, *_): raise KeyboardInterrupt\n"
+    for text in ("raise KeyboardInterrupt", DICT + stops):
+        with pytest.raises(KeyboardInterrupt):
+            open_dynamic(setting(module(text)))
 
 
 def test_a_class_of_sglangs_kind_without_a_host_pool_is_refused(module: Any) -> None:
