@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from refimpl.config import ConfigError, require
 from refimpl.storage.backend import HostPage, Setting, StorageError
+from refimpl.storage.extra import switch
 from refimpl.storage.mooncake_config import MooncakeConfig, read_mooncake_config
 from refimpl.storage.objects import (
     HALVES,
@@ -70,7 +71,7 @@ class MooncakeBackend:
         _check_layout(setting)
         self._setting = setting
         self._config = read_mooncake_config(setting)
-        self._grouped = bool(setting.extra.get("enable_group_semantics"))
+        self._grouped = switch(setting.extra, "enable_group_semantics", default=False)
         self._lock = Lock()
         self._calls = 0
         self._closing = False

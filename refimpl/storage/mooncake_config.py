@@ -36,6 +36,15 @@ _KEYS: Final[dict[str, tuple[str, Any]]] = {
     "ssd_offload_path": ("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", ""),
     "tenant_id": ("MOONCAKE_TENANT_ID", "default"),
 }
+_TEXTS: Final = (
+    "local_hostname",
+    "metadata_server",
+    "protocol",
+    "master_server_address",
+    "client_server_address",
+    "ssd_offload_path",
+    "tenant_id",
+)
 _UNITS: Final = {"": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 
 
@@ -78,7 +87,7 @@ def read_mooncake_config(
 ) -> MooncakeConfig:
     """Find and check the configuration. Raises ConfigError, which says what to change and where."""
     keys, where = _keys(setting.extra, environ)
-    said = {name: keys.get(name, default) for name, (_, default) in _KEYS.items()}
+    said = {name: _said(keys, name, where) for name in _KEYS}
     hostname = environ.get("MOONCAKE_LOCAL_HOSTNAME", said["local_hostname"])
     standalone = _truth(said, "standalone_storage", where)
     require(
@@ -99,6 +108,16 @@ def read_mooncake_config(
         ssd_offload_path=_offload(said, setting.identity) if offload else None,
         tenant=str(said["tenant_id"] or "default").strip() or "default",
     )
+
+
+def _said(keys: Mapping[str, Any], name: str, where: str) -> Any:
+    """What is said of a key, or its default where it is absent or null."""
+    value, default = keys.get(name), _KEYS[name][1]
+    if value is None:
+        return default
+    is_text = isinstance(value, str) or name not in _TEXTS
+    require(is_text, f"{where}: {name} must be a string, not {value!r}")
+    return value
 
 
 def _keys(extra: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Mapping[str, Any], str]:
