@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from refimpl.storage.file_page import host_token
 from refimpl.storage.file import FileBackend
+from refimpl.storage.file_page import host_token
 from refimpl.storage.integrity import CHECKSUM_BYTES, Integrity
 from refimpl.units import NS_PER_S
 from scenarios.storage.pages import (
