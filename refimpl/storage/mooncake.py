@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, Final
@@ -109,6 +110,9 @@ class MooncakeBackend:
 
     def get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend."""
+        return _in_rounds(self._get, names, pages)
+
+    def _get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         objects, pieces, owners = _spread(names, pages)
         filled = [bool(page.pieces) for page in pages]
         if not objects:
@@ -130,6 +134,9 @@ class MooncakeBackend:
 
     def set(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend. Asks first what is there, so that nothing is sent twice."""
+        return _in_rounds(self._set, names, pages)
+
+    def _set(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         objects, pieces, owners = _spread(names, pages)
         there = self._are_there(objects)
         new = [at for at, name in enumerate(objects) if not there[name]]
@@ -309,6 +316,29 @@ def _spread(
         pieces += page.pieces
         owners += [at] * len(page.pieces)
     return objects, pieces, owners
+
+
+def _in_rounds(
+    call: Callable[[Sequence[str], Sequence[HostPage]], list[bool]],
+    names: Sequence[str],
+    pages: Sequence[HostPage],
+) -> list[bool]:
+    """One call, or more where a name comes more than once: the library fills one page of a name only."""
+    if len(set(names)) == len(names):
+        return call(names, pages)
+    rounds: list[list[int]] = []
+    seen: Counter[str] = Counter()
+    for at, name in enumerate(names):
+        if seen[name] == len(rounds):
+            rounds.append([])
+        rounds[seen[name]].append(at)
+        seen[name] += 1
+    done = [False] * len(names)
+    for places in rounds:
+        answers = call([names[at] for at in places], [pages[at] for at in places])
+        for at, answer in zip(places, answers, strict=True):
+            done[at] = answer
+    return done
 
 
 def _groups(names: Sequence[str]) -> ReplicateConfig:

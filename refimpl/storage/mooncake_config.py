@@ -1,7 +1,8 @@
 """How to reach a Mooncake store, from the places where users of SGLang write it down.
 
 Extra config if it names a server; else the JSON file of ``SGLANG_HICACHE_MOONCAKE_CONFIG_PATH``; else
-the variables ``MOONCAKE_*``. Must not know: the store. Called by: mooncake.
+the variables ``MOONCAKE_*``. Must not know: the store. Called by: mooncake,
+foreground.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def read_mooncake_config(
         master=str(said["master_server_address"]),
         metadata_server=str(said["metadata_server"] or P2P),
         local_hostname=str(hostname),
-        segment_bytes=_size(said["global_segment_size"], where) // setting.identity.tp_size,
+        segment_bytes=segment_bytes(said["global_segment_size"], f"{where}: global_segment_size")
+        // setting.identity.tp_size,
         protocol=str(said["protocol"]),
         device=_device(said["device_name"], setting.identity, where),
         metrics_port=_port(said["master_metrics_port"], where),
@@ -150,14 +152,14 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     return keys
 
 
-def _size(value: Any, where: str) -> int:
-    """Bytes: a number, or one with a unit, of which a gb is 1024³ as upstream."""
+def segment_bytes(value: Any, what: str) -> int:
+    """Bytes of memory to lend: a number, or one with a unit, of which a gb is 1024³ as upstream."""
     text = str(value).strip().lower().replace("ib", "b")
     digits = text.rstrip("bkmgt ")
     unit = text[len(digits) :].strip()
     require(
         digits.isdigit() and unit in _UNITS and not isinstance(value, bool),
-        f"{where}: global_segment_size {value!r} is no size; write a number of bytes, or 4gb",
+        f"{what} {value!r} is no size; write a number of bytes, or 4gb",
     )
     return int(digits) * _UNITS[unit]
 

@@ -169,6 +169,19 @@ def test_setting_a_name_again_keeps_the_first_value(host: HostPages, store: Back
     assert payload(host.page(PAGES)) == payload(host.page(0))
 
 
+def test_a_name_that_comes_three_times_in_a_call_fills_every_page(
+    host: HostPages, store: Backend
+) -> None:
+    first, second = host.names()[:2]
+    names = [first, second, first, first]
+    sources = [host.page(0), host.page(1), host.page(2), host.page(3)]
+    assert store.set(names, sources) == [True] * 4  # the first value of a name is kept
+    assert store.get(names, host.targets(4)) == [True] * 4
+    assert [payload(each) for each in host.targets(4)] == [
+        payload(host.page(at)) for at in (0, 1, 0, 0)
+    ]
+
+
 @pytest.mark.parametrize("size", [1, 31, 33, 4096])
 def test_a_value_of_another_size_is_a_miss(host: HostPages, store: Backend, size: int) -> None:
     name = [f"{host.names()[0]}.sum"]
@@ -269,6 +282,14 @@ def test_the_second_half_can_be_grouped_with_the_first(
 
 
 # ---- servers that are not there -----------------------------------------------------------------
+
+
+def test_a_switch_as_a_word_is_a_switch(host: HostPages, master: MooncakeMaster) -> None:
+    with pytest.raises(ConfigError, match="enable_group_semantics must be true or false"):
+        opened(host, master, enable_group_semantics="perhaps")
+    store = opened(host, master, enable_group_semantics="false")
+    assert store._grouped is False  # type: ignore[attr-defined]
+    store.close()
 
 
 def test_without_a_master_opening_fails_at_once(host: HostPages) -> None:

@@ -266,7 +266,7 @@ def folder(path: Path) -> None:
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", [loop, folder, os.mkfifo])
 def test_what_stands_in_place_of_a_page_harms_no_other_page(
-    tmp_path: Path, host: HostPages, store: Backend, kind: Callable[[Path], None]
+    host: HostPages, store: Backend, kind: Callable[[Path], None]
 ) -> None:
     names = host.names()
     store.set(names, host.sources())
@@ -426,12 +426,13 @@ def test_the_first_active_plugin_of_an_object_is_taken(tmp_path: Path, host: Hos
         ({"plugin": ["posix"]}, ConfigError, "plugin must be a name or an object"),
         ({"use_direct_io": "perhaps"}, ConfigError, "use_direct_io must be true or false"),
         ({"storage_dir": "{0},{0}"}, ConfigError, "each once"),
+        ({"storage_dir": ["/x"]}, ConfigError, "storage_dir must be a string"),
     ],
 )
 def test_a_setting_that_can_not_be_is_refused_in_one_sentence(
     tmp_path: Path, host: HostPages, extra: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    if "storage_dir" in extra:
+    if isinstance(extra.get("storage_dir"), str):
         extra = {"storage_dir": extra["storage_dir"].format(tmp_path)}
     with pytest.raises(error, match=message):
         opened(host, tmp_path, **extra)
