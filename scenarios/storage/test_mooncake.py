@@ -192,6 +192,22 @@ def test_a_value_of_another_size_is_a_miss(host: HostPages, store: Backend, size
     assert payload(target) == bytes(range(32))
 
 
+@pytest.mark.parametrize("size", [100, 1 << 20], ids=["short", "long"])
+def test_an_object_read_in_vain_for_its_size_is_not_there_and_is_replaced(
+    host: HostPages, store: Backend, size: int
+) -> None:
+    name = host.names()[:1]
+    half = memoryview(bytearray(size))
+    assert store.set(name, [HostPage((half, half))]) == [True]
+    assert store.exists(name) == [True]
+    assert store.get(name, host.targets(1)) == [False]
+    assert store.exists(name) == [False]
+    assert store.set(name, host.sources(1)) == [True]
+    assert store.exists(name) == [True]
+    assert store.get(name, host.targets(1)) == [True]
+    assert payload(host.targets(1)[0]) == payload(host.page(0))
+
+
 def test_a_page_without_its_second_half_is_a_miss(
     master: MooncakeMaster, host: HostPages, store: Backend
 ) -> None:
