@@ -52,9 +52,12 @@ def conform(
 def storage_up(
     server: Annotated[str, typer.Argument(help="mooncake")],
     log: Annotated[Path | None, typer.Option(help="file for the server's output")] = None,
+    memory: Annotated[
+        str, typer.Option(help="what is lent to the store: bytes, or a number with kb, mb, gb")
+    ] = "1gb",
     as_json: AsJson = False,
 ) -> None:
     """Start a real server on free ports, say how to use it, and stop it at Ctrl-C or SIGTERM."""
     from refimpl.storage.foreground import serve
 
-    serve(server, log, as_json=as_json)
+    serve(server, log, memory, as_json=as_json)

@@ -91,6 +91,7 @@ def read_extra_config(text: str | None, storage_backend: str | None) -> ExtraCon
     assert storage_backend is not None
     keys = parse_extra_config(text)
     _check_names(keys, storage_backend)
+    keys = _without_nulls(keys, storage_backend)
     times = {f"{name}_ns": time_ns(keys, name) for name in _TIMES}
     return ExtraConfig(
         prefetch_threshold=whole(keys, "prefetch_threshold"),
@@ -166,10 +167,16 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+def _without_nulls(keys: dict[str, Any], backend: str) -> dict[str, Any]:
+    """null is as good as absent; what a class of a user's own is told stays as it was said."""
+    known = (*_OURS, *STACK_KEYS, *_DYNAMIC, *_THEIRS.get(backend, ()))
+    return {name: said for name, said in keys.items() if said is not None or name not in known}
+
+
 def _check_names(keys: dict[str, Any], backend: str) -> None:
     if backend == "dynamic":
         for name in _DYNAMIC:
-            require(name in keys, f"{NAME}: dynamic needs the key {name}")
+            require(keys.get(name) is not None, f"{NAME}: dynamic needs the key {name}")
         return
     if backend not in _THEIRS:
         return

@@ -13,6 +13,7 @@ from refimpl.run.extra_config import read_extra_config
 from refimpl.run.host_pool_view import HostPoolView
 from refimpl.run.live_storage import OpenStore
 from refimpl.storage.backend import Setting
+from refimpl.storage.extra import text_of
 from refimpl.storage.names import Identity, namespace_of
 from refimpl.storage.stack import open_storage
 
@@ -43,7 +44,7 @@ class StoreOpener:
     def __call__(self, backend: str, extra_config: str) -> OpenStore:
         """Connect. Raises ConfigError for keys that can't be, StorageError when there is no store."""
         extra = read_extra_config(extra_config or None, backend)
-        tag = str(extra.backend.get("extra_backend_tag", ""))
+        tag = text_of(extra.backend, "extra_backend_tag")
         namespace = namespace_of(backend, self.identity, compat=extra.compat, tag=tag)
         memory: memoryview = self._host.words().data
         view = HostPoolView(self._host)

@@ -1,7 +1,7 @@
 """Values of the extra config: sizes, times, ratios, switches, each with its error.
 
-The names of keys stand with whoever reads them. Must not know: which keys there are.
-Called by: run/extra_config, backends, what stacks them.
+A key that is null is absent. The names of keys stand with whoever reads them. Must not
+know: which keys there are. Called by: run/extra_config, backends, what stacks them.
 """
 
 from __future__ import annotations
@@ -72,16 +72,26 @@ def ratio_per_million(keys: Mapping[str, Any], name: str) -> int | None:
 
 def switch(keys: Mapping[str, Any], name: str, *, default: bool) -> bool:
     """True or false, as such or as a word."""
-    value = keys.get(name, default)
+    value = keys.get(name)
+    value = default if value is None else value
     if isinstance(value, str):
         value = {"true": True, "false": False}.get(value.lower(), value)
     require(isinstance(value, bool), f"{NAME}: {name} must be true or false, not {value!r}")
     return value is True
 
 
+def text_of(keys: Mapping[str, Any], name: str, *, default: str = "") -> str:
+    """A string; ``default`` where the key is absent or empty."""
+    value = keys.get(name)
+    is_text = value is None or isinstance(value, str)
+    require(is_text, f"{NAME}: {name} must be a string, not {value!r}")
+    return value or default
+
+
 def choice(keys: Mapping[str, Any], name: str, choices: Collection[str], default: str) -> str:
     """One of a few words."""
-    value = keys.get(name, default)
+    value = keys.get(name)
+    value = default if value is None else value
     known = ", ".join(choices)
     require(value in choices, f"{NAME}: {name} must be one of {known}, not {value!r}")
     return str(value)

@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from refimpl.config import require
 from refimpl.storage.backend import HostPage, Setting, StorageError
 from refimpl.storage.file_options import file_options
 from refimpl.storage.file_page import (
@@ -33,12 +32,11 @@ from refimpl.storage.file_page import (
     write_page,
 )
 from refimpl.storage.file_room import Room
-from refimpl.storage.names import Namespace, sidecar
+from refimpl.storage.names import require_file_names
 from refimpl.storage.tally import Tally
 
 _LOG: Final = logging.getLogger(__name__)
 _THREADED_BYTES: Final = 1 << 20  # a page; below it a second thread gains nothing, as measured
-_FILE_NAME_BYTES_MAX: Final = 255
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 Item: TypeAlias = tuple[int, str, HostPage]  # place in the answer, name, page
@@ -62,7 +60,7 @@ class FileBackend:
         self._directory = self._options.directory
         self._clock = clock
         self.tally = Tally(_LOG)
-        _check_names(setting.namespace)
+        require_file_names(setting.namespace, SUFFIX)
         try:
             os.makedirs(self._directory, exist_ok=True)
             self._room = Room(self._options, self.tally, clock)
@@ -71,6 +69,7 @@ class FileBackend:
                 f"directory {self._directory} can't be used: {error.strerror};"
                 " set file_storage_path or SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
             ) from error
+        self._misfits: dict[str, int] = {}  # names read in vain, and the bytes their files had
         self._threads = ThreadPoolExecutor(self._options.threads, "hicache-file")
         self._is_closed = False
 
@@ -93,19 +92,24 @@ class FileBackend:
 
     def _is_there(self, name: str, nbytes: int | None = None) -> bool:
         """Is there such a page, of ``nbytes`` if that matters? Then it has been used now."""
-        if nbytes is None and self._room.saw_lately(name):
+        misfit = self._misfits.get(name)
+        if nbytes is None and misfit is None and self._room.saw_lately(name):
             return True
         path = path_of(self._directory, name)
         try:
             found = os.stat(path)
         except OSError:
             self._room.forget(name)
+            self._misfits.pop(name, None)
             return False
         if self._room.is_expired(found.st_mtime_ns):
             self._room.remove(name, "expired")
             return False
         if not stat.S_ISREG(found.st_mode) or nbytes not in (None, found.st_size):
             return False
+        if nbytes is None and misfit == found.st_size:
+            return False  # else whoever asks before writing would never replace it
+        self._misfits.pop(name, None)
         now_ns = self._clock()
         with suppress(OSError):
             os.utime(path, ns=(now_ns, now_ns))
@@ -141,7 +145,10 @@ class FileBackend:
         nbytes = page.nbytes
         size = read_page(path, page.pieces, nbytes, self._clock())
         self._room.note(name, size)
-        if size != nbytes:
+        if size == nbytes:
+            self._misfits.pop(name, None)
+        else:
+            self._misfits[name] = size
             self.tally.trouble("wrong_size", f"{name} has {size} bytes, not {nbytes}: a miss")
         return size == nbytes
 
@@ -198,6 +205,7 @@ class FileBackend:
             if not self._room.evict(page.nbytes) or not self._write_again(name, page):
                 self.tally.add("refused")
                 return False
+        self._misfits.pop(name, None)
         self._room.note(name, page.nbytes, reserved=True)
         return True
 
@@ -289,17 +297,3 @@ def _leading(items: list[Item], nbytes: int) -> list[Item]:
         if total > nbytes:
             return items[:index]
     return items
-
-
-def _check_names(namespace: Namespace) -> None:
-    longest = sidecar(f"{namespace.prefix}{'0' * 64}{namespace.suffix}") + SUFFIX
-    length = len(longest.encode())
-    require(
-        length <= _FILE_NAME_BYTES_MAX,
-        f"names of pages would have {length} bytes, and a file name has {_FILE_NAME_BYTES_MAX} at"
-        " most: shorten the served model name",
-    )
-    require(
-        "/" not in longest and "\0" not in longest,
-        f"a page can't be a file named {longest!r}: change the model name or the tag",
-    )

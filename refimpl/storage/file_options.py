@@ -99,8 +99,10 @@ def _number(text: str) -> float | str:
 
 
 def _directory(keys: Mapping[str, Any]) -> str:
-    told = keys.get("file_storage_path") or "/tmp/hicache"
-    require(isinstance(told, str), f"{NAME}: file_storage_path must be a path, not {told!r}")
+    told = keys.get("file_storage_path")
+    is_path = told is None or isinstance(told, str)
+    require(is_path, f"{NAME}: file_storage_path must be a path, not {told!r}")
+    told = told or "/tmp/hicache"
     return str(Path(os.environ.get(f"{_ENV}STORAGE_DIR") or told).expanduser())
 
 

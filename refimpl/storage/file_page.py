@@ -2,7 +2,7 @@
 
 A page is written under a temporary name and renamed, so that its own name never shows half of it.
 The temporary name tells who writes, so that what a dead writer left can be told from what is being
-written. Must not know: caps, namespaces, batches. Called by: file, file_room.
+written. Must not know: caps, namespaces, batches. Called by: file, file_room, nixl_files.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Final
 
 from refimpl.storage.backend import Pieces
@@ -27,7 +28,21 @@ SUFFIX: Final = ".bin"
 _PIECES_MAX: Final = 1024  # of one system call: IOV_MAX of Linux
 _ABANDONED_NS: Final = 3600 * NS_PER_S  # no page takes an hour; for writers on other hosts
 
-_HOST: Final = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+_PROCESSES: Final = Path("/proc/self/ns/pid")
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def host_token(processes: Path = _PROCESSES, boot: Path = _BOOT) -> str:
+    """Within whom a process id means one process: not a host name alone, which containers may share."""
+    about = [socket.gethostname()]
+    with suppress(OSError):
+        about.append(str(processes.stat().st_ino))
+    with suppress(OSError):
+        about.append(boot.read_text())
+    return hashlib.sha256("\n".join(about).encode()).hexdigest()[:8]
+
+
+_HOST: Final = host_token()
 _ONCE: Final = secrets.token_hex(4)  # this process, even if its id is used again
 _numbers = count()
 _TEMPORARY: Final = re.compile(r"\.hicache-([0-9a-f]{8})-([0-9]+)-([0-9a-f]{8})-[0-9]+\.tmp")
@@ -43,9 +58,14 @@ class Found:
     used_ns: int
 
 
+def temporary_in(directory: str) -> str:
+    """Where a page is written before it gets its name; no two writers share one."""
+    return f"{directory}/.hicache-{_HOST}-{os.getpid()}-{_ONCE}-{next(_numbers)}.tmp"
+
+
 def write_page(directory: str, name: str, pieces: Pieces, now_ns: int, *, is_synced: bool) -> None:
     """Write ``pieces`` as the file of ``name``, replacing what is there. Raises OSError."""
-    temporary = f"{directory}/.hicache-{_HOST}-{os.getpid()}-{_ONCE}-{next(_numbers)}.tmp"
+    temporary = temporary_in(directory)
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         try:
@@ -67,7 +87,8 @@ def read_page(path: str, pieces: Pieces, nbytes: int, now_ns: int) -> int:
 
     Raises OSError; FileNotFoundError where there is none.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    # What is no file must not hold up its reader: a pipe would, until somebody writes into it.
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):

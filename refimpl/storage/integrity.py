@@ -56,49 +56,39 @@ class Integrity:
         return [page and its for page, its in zip(pages, sums, strict=True)]
 
     def get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
-        """See Backend."""
+        """See Backend. Only what was read and is wrong is dropped: a read may fail once."""
         done = list(self._base.get(names, pages))
         read = [at for at, is_read in enumerate(done) if is_read]
         found = self._checksums([names[at] for at in read])
-        bad = self._unreadable(
-            [name for name, is_read in zip(names, done, strict=True) if not is_read]
-        )
+        bad: list[str] = []
         for at, value in zip(read, found, strict=True):
+            if value is not None and not value:
+                self.tally.trouble(
+                    "unreadable", f"the checksum of {names[at]} can't be read: a miss"
+                )
+                done[at] = False
+                continue
             done[at] = self._is_right(names[at], pages[at], value)
-            if not done[at]:
+            if not done[at] and value is not None:
                 bad.append(names[at])
         if bad:
             self._drop(bad)
         return done
 
-    def _unreadable(self, names: Sequence[str]) -> list[str]:
-        """Pages that are there and were not read: of another length, most likely."""
-        if not names:
-            return []
-        there = self._base.exists(names)
-        bad = [name for name, is_there in zip(names, there, strict=True) if is_there]
-        if bad:
-            self.tally.trouble("unreadable", f"page {bad[0]} is there and can't be read: a miss")
-            self.tally.add("unreadable", len(bad) - 1)
-        return bad
-
     def _checksums(self, names: Sequence[str]) -> list[bytes | None]:
-        """The checksum of each page, whatever it says; None where there is none, [name]."""
+        """The checksum of each page, [name]: None where there is none, empty where it can't be read.
+
+        Which are there is asked first: one that is written meanwhile must not count as unreadable.
+        """
         if not names:
             return []
-        values = [bytearray(CHECKSUM_BYTES) for _ in names]
         sums = [sidecar(name) for name in names]
-        targets = [HostPage((memoryview(value),)) for value in values]
-        is_read = self._base.get(sums, targets)
-        # What can't be read as a checksum may still be there: cut short, say. Then it is a wrong one.
-        doubtful = [at for at, done in enumerate(is_read) if not done]
-        if doubtful:
-            there = self._base.exists([sums[at] for at in doubtful])
-            for at, is_there in zip(doubtful, there, strict=True):
-                values[at] = bytearray() if is_there else values[at]
+        there = self._base.exists(sums)
+        values = [bytearray(CHECKSUM_BYTES) for _ in names]
+        is_read = self._base.get(sums, [HostPage((memoryview(value),)) for value in values])
         return [
-            bytes(value) if done or not value else None
-            for value, done in zip(values, is_read, strict=True)
+            bytes(value) if done else b"" if is_there else None
+            for value, done, is_there in zip(values, is_read, there, strict=True)
         ]
 
     def _is_right(self, name: str, page: HostPage, found: bytes | None) -> bool:

@@ -15,12 +15,14 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, Final
 
 from refimpl.config import ConfigError, require
 from refimpl.storage.backend import HostPage, Setting, StorageError
+from refimpl.storage.extra import switch
 from refimpl.storage.mooncake_config import MooncakeConfig, read_mooncake_config
 from refimpl.storage.objects import (
     HALVES,
@@ -49,6 +51,7 @@ _CHECK_S: Final = 600.0  # upstream's
 # Return codes, as seen in runs of 0.3.13.
 _NO_ROOM: Final = -200
 _MISSING: Final = -704
+_TOO_LONG: Final = -600  # for its page; of one that is too short, the code is its length
 _UNREACHABLE: Final = (-900, -901)  # no master; no answer in time
 
 # Setting up a client holds the interpreter's lock and, where the server does not answer, never ends.
@@ -70,7 +73,8 @@ class MooncakeBackend:
         _check_layout(setting)
         self._setting = setting
         self._config = read_mooncake_config(setting)
-        self._grouped = bool(setting.extra.get("enable_group_semantics"))
+        self._grouped = switch(setting.extra, "enable_group_semantics", default=False)
+        self._misfits: set[str] = set()  # objects read in vain for their size
         self._lock = Lock()
         self._calls = 0
         self._closing = False
@@ -97,7 +101,8 @@ class MooncakeBackend:
         """See Backend. What is found can't be evicted for the time of a lease (10 s by default)."""
         wanted = [objects_expected(self._setting, name) for name in names]
         there = self._are_there([each for objects in wanted for each in objects])
-        return [all(there[each] for each in objects) for objects in wanted]
+        fits = {each for each, is_there in there.items() if is_there} - self._misfits
+        return [fits.issuperset(objects) for objects in wanted]
 
     def _are_there(self, objects: list[str]) -> dict[str, bool]:
         if not objects:
@@ -108,6 +113,9 @@ class MooncakeBackend:
 
     def get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend."""
+        return _in_rounds(self._get, names, pages)
+
+    def _get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         objects, pieces, owners = _spread(names, pages)
         filled = [bool(page.pieces) for page in pages]
         if not objects:
@@ -121,16 +129,23 @@ class MooncakeBackend:
         for at, (code, owner) in enumerate(zip(codes, owners, strict=True)):
             if code == placed.sizes[at]:
                 placed.give_back(at)
-            else:
-                filled[owner] = False
+                self._misfits.discard(objects[at])
+                continue
+            filled[owner] = False
+            if code > 0 or code == _TOO_LONG:
+                self._misfits.add(objects[at])  # not there, for whoever asks before writing
         return filled
 
     # ---- storing ----------------------------------------------------------------------------------
 
     def set(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend. Asks first what is there, so that nothing is sent twice."""
+        return _in_rounds(self._set, names, pages)
+
+    def _set(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         objects, pieces, owners = _spread(names, pages)
         there = self._are_there(objects)
+        self._make_way([name for name in objects if name in self._misfits], there)
         new = [at for at, name in enumerate(objects) if not there[name]]
         stored = [bool(page.pieces) for page in pages]
         if not new:
@@ -146,6 +161,16 @@ class MooncakeBackend:
             if code:
                 stored[owners[at]] = False
         return stored
+
+    def _make_way(self, misfits: list[str], there: dict[str, bool]) -> None:
+        """Remove objects of another size than their pages, and note that they are not ``there``."""
+        if not misfits:
+            return
+        codes = self._call(lambda store: store.batch_remove(misfits, True))
+        for name, code in zip(misfits, codes, strict=True):
+            if code in (0, _MISSING):
+                there[name] = False
+                self._misfits.discard(name)
 
     def delete(self, names: Sequence[str]) -> list[bool]:
         """Drop values, whoever reads them, [name]: True where there is none now."""
@@ -308,6 +333,29 @@ def _spread(
         pieces += page.pieces
         owners += [at] * len(page.pieces)
     return objects, pieces, owners
+
+
+def _in_rounds(
+    call: Callable[[Sequence[str], Sequence[HostPage]], list[bool]],
+    names: Sequence[str],
+    pages: Sequence[HostPage],
+) -> list[bool]:
+    """One call, or more where a name comes more than once: the library fills one page of a name only."""
+    if len(set(names)) == len(names):
+        return call(names, pages)
+    rounds: list[list[int]] = []
+    seen: Counter[str] = Counter()
+    for at, name in enumerate(names):
+        if seen[name] == len(rounds):
+            rounds.append([])
+        rounds[seen[name]].append(at)
+        seen[name] += 1
+    done = [False] * len(names)
+    for places in rounds:
+        answers = call([names[at] for at in places], [pages[at] for at in places])
+        for at, answer in zip(places, answers, strict=True):
+            done[at] = answer
+    return done
 
 
 def _groups(names: Sequence[str]) -> ReplicateConfig:

@@ -1,7 +1,8 @@
 """How to reach a Mooncake store, from the places where users of SGLang write it down.
 
 Extra config if it names a server; else the JSON file of ``SGLANG_HICACHE_MOONCAKE_CONFIG_PATH``; else
-the variables ``MOONCAKE_*``. Must not know: the store. Called by: mooncake.
+the variables ``MOONCAKE_*``. Must not know: the store. Called by: mooncake,
+foreground.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ _KEYS: Final[dict[str, tuple[str, Any]]] = {
     "ssd_offload_path": ("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", ""),
     "tenant_id": ("MOONCAKE_TENANT_ID", "default"),
 }
+_TEXTS: Final = (
+    "local_hostname",
+    "metadata_server",
+    "protocol",
+    "master_server_address",
+    "client_server_address",
+    "ssd_offload_path",
+    "tenant_id",
+)
 _UNITS: Final = {"": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 
 
@@ -78,7 +88,7 @@ def read_mooncake_config(
 ) -> MooncakeConfig:
     """Find and check the configuration. Raises ConfigError, which says what to change and where."""
     keys, where = _keys(setting.extra, environ)
-    said = {name: keys.get(name, default) for name, (_, default) in _KEYS.items()}
+    said = {name: _said(keys, name, where) for name in _KEYS}
     hostname = environ.get("MOONCAKE_LOCAL_HOSTNAME", said["local_hostname"])
     standalone = _truth(said, "standalone_storage", where)
     require(
@@ -91,7 +101,8 @@ def read_mooncake_config(
         master=str(said["master_server_address"]),
         metadata_server=str(said["metadata_server"] or P2P),
         local_hostname=str(hostname),
-        segment_bytes=_size(said["global_segment_size"], where) // setting.identity.tp_size,
+        segment_bytes=segment_bytes(said["global_segment_size"], f"{where}: global_segment_size")
+        // setting.identity.tp_size,
         protocol=str(said["protocol"]),
         device=_device(said["device_name"], setting.identity, where),
         metrics_port=_port(said["master_metrics_port"], where),
@@ -99,6 +110,16 @@ def read_mooncake_config(
         ssd_offload_path=_offload(said, setting.identity) if offload else None,
         tenant=str(said["tenant_id"] or "default").strip() or "default",
     )
+
+
+def _said(keys: Mapping[str, Any], name: str, where: str) -> Any:
+    """What is said of a key, or its default where it is absent or null."""
+    value, default = keys.get(name), _KEYS[name][1]
+    if value is None:
+        return default
+    is_text = isinstance(value, str) or name not in _TEXTS
+    require(is_text, f"{where}: {name} must be a string, not {value!r}")
+    return value
 
 
 def _keys(extra: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Mapping[str, Any], str]:
@@ -131,14 +152,14 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     return keys
 
 
-def _size(value: Any, where: str) -> int:
-    """Bytes: a number, or one with a unit, of which a gb is 1024³ as upstream."""
+def segment_bytes(value: Any, what: str) -> int:
+    """Bytes of memory to lend: a number, or one with a unit, of which a gb is 1024³ as upstream."""
     text = str(value).strip().lower().replace("ib", "b")
     digits = text.rstrip("bkmgt ")
     unit = text[len(digits) :].strip()
     require(
         digits.isdigit() and unit in _UNITS and not isinstance(value, bool),
-        f"{where}: global_segment_size {value!r} is no size; write a number of bytes, or 4gb",
+        f"{what} {value!r} is no size; write a number of bytes, or 4gb",
     )
     return int(digits) * _UNITS[unit]
 

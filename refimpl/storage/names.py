@@ -3,7 +3,8 @@
 A page key says which tokens; the identity says whose numbers these are: model and its weights, data
 type, layout, page size, heads. Under ``compat: sglang`` names are upstream's to the byte (spec 5.3-5.4),
 which tell apart what upstream tells apart; else the model's name carries a digest of the identity.
-Must not know: how a store works. Called by: factory, backends that clear, the storage pumps.
+Must not know: how a store works. Called by: factory, backends that clear or name files, the storage
+pumps.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from refimpl.keys import PageKey
 SCHEME: Final = 1  # of page keys and payloads; another number means that old pages can't be read
 _HASH_LETTERS: Final = 64  # a page key in hexadecimal
 _SIDECAR: Final = ".xxh3"
+_FILE_NAME_BYTES_MAX: Final = 255  # of Linux
 
 
 def sidecar(name: str) -> str:
@@ -86,3 +88,18 @@ def namespace_of(backend: str, identity: Identity, *, compat: str = "", tag: str
             return Namespace()  # the class adds what it needs
         case _:
             return Namespace(suffix=f"_{model}{rank}")
+
+
+def require_file_names(namespace: Namespace, ending: str) -> None:
+    """Can pages and their checksums be files, ``ending`` added? Raises ConfigError where not."""
+    longest = sidecar(f"{namespace.prefix}{'0' * _HASH_LETTERS}{namespace.suffix}") + ending
+    length = len(longest.encode())
+    require(
+        length <= _FILE_NAME_BYTES_MAX,
+        f"names of pages would have {length} bytes, and a file name has {_FILE_NAME_BYTES_MAX} at"
+        " most: shorten the served model name",
+    )
+    require(
+        "/" not in longest and "\0" not in longest,
+        f"a page can't be a file named {longest!r}: change the model name or the tag",
+    )

@@ -23,9 +23,7 @@ from refimpl.storage.nixl_files import (
     NixlFiles,
     Part,
     close_all,
-    is_there,
     open_new,
-    open_whole,
     storage_folders,
 )
 from refimpl.storage.objects import Placed, Regions, address_of
@@ -69,7 +67,7 @@ class NixlBackend:
     def exists(self, names: Sequence[str]) -> list[bool]:
         """See Backend."""
         self._require_open()
-        return [all(map(is_there, self._files.expected(name))) for name in names]
+        return [all(map(self._files.is_there, self._files.expected(name))) for name in names]
 
     def get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend."""
@@ -80,7 +78,7 @@ class NixlBackend:
         files: list[tuple[int, int]] = []  # part, descriptor
         try:
             for at, part in enumerate(parts):
-                file = open_whole(part.path, part.nbytes, is_direct=self._may_be_direct(placed, at))
+                file = self._files.open_whole(part, is_direct=self._may_be_direct(placed, at))
                 if file is None:
                     filled[part.owner] = False
                 else:
@@ -94,9 +92,10 @@ class NixlBackend:
         return filled
 
     def set(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
-        """See Backend. What is there is not written again."""
+        """See Backend. What is there, and has the size of its page, is not written again."""
         self._require_open()
-        parts = [part for part in self._parts(names, pages) if not is_there(part.path)]
+        every = self._parts(names, pages)
+        parts = [part for part in every if not self._files.is_there(part.path, part.nbytes)]
         stored = [bool(page.pieces) for page in pages]
         placed = _Placement(parts, self._regions)
         unfinished = [self._files.unfinished(part.path) for part in parts]
@@ -105,15 +104,27 @@ class NixlBackend:
             for at, path in enumerate(unfinished):
                 files.append((at, open_new(path, is_direct=self._may_be_direct(placed, at))))
             self._transfer("WRITE", placed, files)
-            for part in parts:
-                os.rename(unfinished[0], part.path)
-                del unfinished[0]
+            self._name(unfinished, parts, stored)
         except OSError as error:
             raise StorageError(f"nixl can't write: {error}") from error
         finally:
             close_all(file for _, file in files)
             _remove(unfinished)  # none, unless something failed
         return stored
+
+    def _name(self, unfinished: list[str], parts: Sequence[Part], stored: list[bool]) -> None:
+        """Let complete files have their names. Raises OSError when none can."""
+        stuck: list[str] = []
+        for part in parts:
+            try:
+                self._files.name(unfinished[0], part)
+            except OSError:  # a folder stands there, say: the other pages are stored all the same
+                stored[part.owner] = False
+                stuck.append(unfinished[0])
+                if len(stuck) == len(parts):
+                    raise
+            del unfinished[0]
+        unfinished += stuck
 
     def delete(self, names: Sequence[str]) -> list[bool]:
         """Drop values, [name]: True where there is none now."""

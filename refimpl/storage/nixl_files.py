@@ -11,22 +11,26 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import count
 from pathlib import Path
 from typing import Final
 
 from refimpl.config import require
-from refimpl.storage.backend import HostPage, Setting
+from refimpl.storage.backend import HostPage, Setting, StorageError
+from refimpl.storage.extra import text_of
+from refimpl.storage.file_page import remove_leftovers, temporary_in
+from refimpl.storage.names import require_file_names
 from refimpl.storage.objects import HALVES, is_page, object_names, value_of
 
 FOLDERS_VARIABLE: Final = "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR"
 _FOLDER: Final = "/tmp/hicache_storage"
 _SPLIT_LAYOUTS: Final = ("page_first", "page_first_direct")
-_UNFINISHED: Final = ".tmp"
+_NO_PAGE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,16 @@ class NixlFiles:
         self._setting = setting
         self._folders = folders
         self._is_split = setting.identity.layout in _SPLIT_LAYOUTS
-        self._serial = count()
-        for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
+        self._misfits: dict[str, int] = {}  # paths read in vain, and the bytes their files had
+        require_file_names(setting.namespace, HALVES[0] if self._is_split else "")
+        try:
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
+            self._remove_leftovers()
+        except OSError as error:
+            raise StorageError(
+                f"nixl: a folder can't be used: {error}; set storage_dir or {FOLDERS_VARIABLE}"
+            ) from error
 
     def path(self, object_name: str) -> str:
         """Where an object is, or would be."""
@@ -80,40 +91,79 @@ class NixlFiles:
 
     def unfinished(self, path: str) -> str:
         """Where a file is written before it gets its name; no two writers share one."""
-        folder, _, name = path.rpartition("/")
-        return f"{folder}/.{name}.{os.getpid()}-{next(self._serial)}{_UNFINISHED}"
+        return temporary_in(os.path.dirname(path))
+
+    def is_there(self, path: str, nbytes: int | None = None) -> bool:
+        """Is there a file, of ``nbytes`` if that matters? Those that have their name are complete.
+
+        One that was read in vain for its size does not count: who asks before writing replaces it.
+        """
+        try:
+            found = os.stat(path)
+        except OSError:
+            self._misfits.pop(path, None)
+            return False
+        wanted = found.st_size if nbytes is None else nbytes
+        is_misfit = nbytes is None and self._misfits.get(path) == found.st_size
+        return stat.S_ISREG(found.st_mode) and wanted == found.st_size and not is_misfit
+
+    def open_whole(self, part: Part, *, is_direct: bool) -> int | None:
+        """Open the file of a part for reading; None where there is none, or one of another size."""
+        try:
+            file = _open(part.path, os.O_RDONLY | os.O_NONBLOCK, is_direct=is_direct)
+        except OSError as error:
+            if error.errno in _NO_PAGE:
+                return None
+            raise
+        found = os.fstat(file)
+        if stat.S_ISREG(found.st_mode) and found.st_size == part.nbytes:
+            self._misfits.pop(part.path, None)
+            return file
+        self._misfits[part.path] = found.st_size
+        os.close(file)
+        return None
+
+    def name(self, unfinished: str, part: Part) -> None:
+        """A part is complete: let its file have its name. Raises OSError."""
+        os.rename(unfinished, part.path)
+        self._misfits.pop(part.path, None)
 
     def clear(self) -> int:
-        """Delete what the namespace owns, and what was left unfinished of it; how many values."""
+        """Delete what the namespace owns, and what dead writers left; how many values."""
         values = set()
         for path in self._all():
-            is_left_over = path.name.endswith(_UNFINISHED)
-            name = path.name[1:].rsplit(".", 2)[0] if is_left_over else path.name
-            value = value_of(name) if self._is_split else name
+            value = value_of(path.name) if self._is_split else path.name
             if not self._setting.namespace.owns(value):
                 continue
             with suppress(FileNotFoundError):
                 path.unlink()
-                values.add(name if is_left_over else value)
+                values.add(value)
+        self._remove_leftovers()
         return len(values)
 
     def delete(self, name: str) -> bool:
         """Remove the files of a value; True where there is none now."""
         names = [name] if not self._is_split else [name + half for half in HALVES]
-        for path in map(self.path, names):
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-        return True
+        gone = [_is_removed(self.path(each)) for each in names]  # all, whatever the first says
+        return all(gone)
+
+    def _remove_leftovers(self) -> None:
+        for bucket in self._buckets():
+            remove_leftovers(str(bucket), time.time_ns())
 
     def _all(self) -> Iterator[Path]:
+        for bucket in self._buckets():
+            yield from (Path(entry.path) for entry in os.scandir(bucket) if entry.is_file())
+
+    def _buckets(self) -> Iterator[Path]:
         for folder in self._folders:
-            for bucket in sorted(folder.glob("[0-9a-f][0-9a-f]")):
-                yield from (Path(entry.path) for entry in os.scandir(bucket) if entry.is_file())
+            yield from sorted(folder.glob("[0-9a-f][0-9a-f]"))
 
 
 def storage_folders(setting: Setting, environ: Mapping[str, str] = os.environ) -> list[Path]:
     """The folders: of the variable, else of ``storage_dir``; several are separated by commas."""
-    text = environ.get(FOLDERS_VARIABLE) or str(setting.extra.get("storage_dir") or _FOLDER)
+    said = text_of(setting.extra, "storage_dir", default=_FOLDER)
+    text = environ.get(FOLDERS_VARIABLE) or said
     folders = [Path(part.strip()) for part in text.split(",") if part.strip()]
     unique = {folder.resolve() for folder in folders}
     require(
@@ -123,9 +173,12 @@ def storage_folders(setting: Setting, environ: Mapping[str, str] = os.environ) -
     return folders
 
 
-def is_there(path: str) -> bool:
-    """Is there a file? Those that have their name are complete."""
-    return os.path.exists(path)
+def _is_removed(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return True
 
 
 def open_new(path: str, *, is_direct: bool) -> int:
@@ -135,18 +188,6 @@ def open_new(path: str, *, is_direct: bool) -> int:
     except FileNotFoundError:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, is_direct=is_direct)
-
-
-def open_whole(path: str, size: int, *, is_direct: bool) -> int | None:
-    """Open a file of this very size for reading; None for any other, or none."""
-    try:
-        file = _open(path, os.O_RDONLY, is_direct=is_direct)
-    except FileNotFoundError:
-        return None
-    if os.fstat(file).st_size == size:
-        return file
-    os.close(file)
-    return None
 
 
 def _open(path: str, flags: int, *, is_direct: bool) -> int:

@@ -42,12 +42,13 @@ class MooncakeMaster:
 
     @property
     def extra_config(self) -> dict[str, Any]:
-        """What a backend is told to use it."""
+        """What a backend is told to use it, and to lend nothing itself."""
         return {
             "master_server_address": f"{HOST}:{self.rpc_port}",
             "master_metrics_port": self.metrics_port,
             "metadata_server": "P2PHANDSHAKE",
             "local_hostname": HOST,
+            "global_segment_size": 0,
             "protocol": "tcp",
         }
 
@@ -59,6 +60,7 @@ class MooncakeMaster:
             "MOONCAKE_MASTER_METRICS_PORT": str(self.metrics_port),
             "MOONCAKE_TE_META_DATA_SERVER": "P2PHANDSHAKE",
             "MOONCAKE_LOCAL_HOSTNAME": HOST,
+            "MOONCAKE_GLOBAL_SEGMENT_SIZE": "0",
             "MOONCAKE_PROTOCOL": "tcp",
         }
 

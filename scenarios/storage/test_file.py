@@ -130,6 +130,30 @@ def test_a_file_of_another_size_is_a_miss_with_one_warning_until_it_is_replaced(
     assert store.used_bytes == NBYTES
 
 
+def test_a_page_that_was_read_in_vain_for_its_size_is_not_there_until_it_is_replaced(
+    tmp_path: Path,
+) -> None:
+    store = open_file(tmp_path, enable_metadata_cache=True)
+    store.set(names(1), pages(1, nbytes=NBYTES // 2))
+    assert store.exists(names(1)) == [True]
+    assert read_pages(store, 1) == [None]
+    assert store.exists(names(1)) == [False]
+    open_file(tmp_path).set(names(1), pages(1))  # by another process
+    assert store.exists(names(1)) == [True]
+    assert read_pages(store, 1) == [payload(1)]
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_under_the_name_of_a_page_holds_nobody_up_and_is_replaced(tmp_path: Path) -> None:
+    store = open_file(tmp_path)
+    store.set(names(1), pages(1))
+    os.mkfifo(file_of(tmp_path, 2))
+    assert store.exists(names(1, 2)) == [True, False]
+    assert read_pages(store, 1, 2) == [payload(1), None]
+    assert store.set(names(2), pages(2)) == [True]
+    assert read_pages(store, 2) == [payload(2)]
+
+
 def test_a_page_written_by_another_process_is_found_and_counted(tmp_path: Path) -> None:
     store = open_file(tmp_path)
     open_file(tmp_path).set(names(1), pages(1))
@@ -257,6 +281,9 @@ def test_bounds_may_come_from_the_environment(
         ({"fsync": "perhaps"}, "fsync must be true or false"),
         ({"io_threads": 0}, "io_threads must be a whole number"),
         ({"file_storage_path": 3}, "file_storage_path must be a path"),
+        ({"file_storage_path": 0}, "file_storage_path must be a path"),
+        ({"file_storage_path": False}, "file_storage_path must be a path"),
+        ({"file_storage_path": []}, "file_storage_path must be a path"),
     ],
 )
 def test_a_key_that_cant_be_is_one_clear_error(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from refimpl.storage.file import FileBackend
+from refimpl.storage.file_page import host_token
 from refimpl.storage.integrity import CHECKSUM_BYTES, Integrity
 from refimpl.units import NS_PER_S
 from scenarios.storage.pages import (
@@ -371,6 +372,23 @@ def test_what_a_dead_writer_left_is_removed_and_what_a_living_one_writes_is_not(
     late = Clock((tmp_path / foreign).stat().st_mtime_ns + 3601 * NS_PER_S)
     assert open_file(tmp_path, late).tally["leftovers"] == 1
     assert {path.name for path in tmp_path.glob(".*")} == {foreign}
+
+
+def test_a_twin_with_our_host_name_and_process_id_in_another_container_is_not_dead(
+    tmp_path: Path,
+) -> None:
+    twin = host_token(processes=tmp_path)  # another namespace of processes
+    assert twin != host_token() == host_token()
+    leftover = tmp_path / f".hicache-{twin}-{os.getpid()}-{'0' * 8}-1.tmp"
+    leftover.write_bytes(b"half a page")
+    assert open_file(tmp_path).tally["leftovers"] == 0
+    assert leftover.exists()
+
+
+def test_hosts_with_one_name_are_told_apart_by_their_boot(tmp_path: Path) -> None:
+    other = tmp_path / "boot_id"
+    other.write_text("11111111-2222-3333-4444-555555555555\n")
+    assert host_token(boot=other) != host_token()
 
 
 def _temporaries(folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:

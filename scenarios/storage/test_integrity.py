@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -269,8 +272,70 @@ def test_an_object_of_another_geometry_under_the_same_name_is_a_miss_with_one_wa
     target = empty(NBYTES)
     assert store.get(names(1), [target]) == [False]
     assert store.get(names(1), [target]) == [False]
-    assert store.tally["unreadable"] == 1
+    assert store.exists(names(1)) == [False]  # so that whoever asks before writing replaces it
     assert len([record for record in caplog.records if "4000 bytes" in record.message]) == 1
     assert store.set(names(1), pages(1)) == [True]
     assert store.get(names(1), [target]) == [True]
     assert value(target) == payload(1)
+
+
+class Flaky:
+    """A store of which the next reads of ``names`` fail, though they are there."""
+
+    def __init__(self, base: Backend, *failing: str) -> None:
+        self._base = base
+        self.failing = set(failing)
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._base, method)
+
+    def get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
+        done = self._base.get(names, pages)
+        return [
+            is_read and name not in self.failing for name, is_read in zip(names, done, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("is_required", [False, True], ids=["verify", "require"])
+@pytest.mark.parametrize("failing", [name(2), sidecar(name(2))], ids=["page", "checksum"])
+def test_a_read_that_fails_once_is_a_miss_and_deletes_nothing(
+    tmp_path: Path, is_required: bool, failing: str
+) -> None:
+    flaky = Flaky(open_file(tmp_path), failing)
+    store = Integrity(flaky, is_required=is_required)
+    store.set(names(1, 2), pages(1, 2))
+    assert read_pages(store, 1, 2) == [payload(1), None]
+    flaky.failing.clear()
+    assert read_pages(store, 1, 2) == [payload(1), payload(2)]
+    assert store.tally["verified"] == 3
+
+
+def test_running_out_of_descriptors_in_a_read_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Integrity(open_file(tmp_path), is_required=False)
+    store.set(names(1, 2), pages(1, 2))
+    real = os.open
+
+    def exhausted(path: str, *rest: int) -> int:
+        if path == str(file_of(tmp_path, 2)):
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return real(path, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", exhausted)
+        assert read_pages(store, 1, 2) == [payload(1), None]
+    assert read_pages(store, 1, 2) == [payload(1), payload(2)]
+
+
+def test_a_page_another_process_writes_between_two_calls_of_a_read_stays(tmp_path: Path) -> None:
+    base = open_file(tmp_path)
+
+    class Raced(Flaky):
+        def get(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
+            done = super().get(names, pages)
+            Integrity(open_file(tmp_path), is_required=False).set([name(1)], [page(payload(1))])
+            return done
+
+    assert read_pages(Integrity(Raced(base), is_required=False), 1) == [None]
+    assert read_pages(Integrity(base, is_required=True), 1) == [payload(1)]

@@ -169,6 +169,19 @@ def test_setting_a_name_again_keeps_the_first_value(host: HostPages, store: Back
     assert payload(host.page(PAGES)) == payload(host.page(0))
 
 
+def test_a_name_that_comes_three_times_in_a_call_fills_every_page(
+    host: HostPages, store: Backend
+) -> None:
+    first, second = host.names()[:2]
+    names = [first, second, first, first]
+    sources = [host.page(0), host.page(1), host.page(2), host.page(3)]
+    assert store.set(names, sources) == [True] * 4  # the first value of a name is kept
+    assert store.get(names, host.targets(4)) == [True] * 4
+    assert [payload(each) for each in host.targets(4)] == [
+        payload(host.page(at)) for at in (0, 1, 0, 0)
+    ]
+
+
 @pytest.mark.parametrize("size", [1, 31, 33, 4096])
 def test_a_value_of_another_size_is_a_miss(host: HostPages, store: Backend, size: int) -> None:
     name = [f"{host.names()[0]}.sum"]
@@ -177,6 +190,22 @@ def test_a_value_of_another_size_is_a_miss(host: HostPages, store: Backend, size
     target = loose(bytes(32))
     assert store.get(name, [target]) == [True]
     assert payload(target) == bytes(range(32))
+
+
+@pytest.mark.parametrize("size", [100, 1 << 20], ids=["short", "long"])
+def test_an_object_read_in_vain_for_its_size_is_not_there_and_is_replaced(
+    host: HostPages, store: Backend, size: int
+) -> None:
+    name = host.names()[:1]
+    half = memoryview(bytearray(size))
+    assert store.set(name, [HostPage((half, half))]) == [True]
+    assert store.exists(name) == [True]
+    assert store.get(name, host.targets(1)) == [False]
+    assert store.exists(name) == [False]
+    assert store.set(name, host.sources(1)) == [True]
+    assert store.exists(name) == [True]
+    assert store.get(name, host.targets(1)) == [True]
+    assert payload(host.targets(1)[0]) == payload(host.page(0))
 
 
 def test_a_page_without_its_second_half_is_a_miss(
@@ -269,6 +298,14 @@ def test_the_second_half_can_be_grouped_with_the_first(
 
 
 # ---- servers that are not there -----------------------------------------------------------------
+
+
+def test_a_switch_as_a_word_is_a_switch(host: HostPages, master: MooncakeMaster) -> None:
+    with pytest.raises(ConfigError, match="enable_group_semantics must be true or false"):
+        opened(host, master, enable_group_semantics="perhaps")
+    store = opened(host, master, enable_group_semantics="false")
+    assert store._grouped is False  # type: ignore[attr-defined]
+    store.close()
 
 
 def test_without_a_master_opening_fails_at_once(host: HostPages) -> None:

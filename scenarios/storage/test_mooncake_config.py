@@ -134,6 +134,8 @@ def test_a_master_that_is_found_another_way_has_no_address(
         (MASTER | {"global_segment_size": True}, "global_segment_size True is no size"),
         (MASTER | {"check_server": "maybe"}, "check_server must be true or false, not maybe"),
         (MASTER | {"master_metrics_port": "http"}, "master_metrics_port must be a port"),
+        (MASTER | {"tenant_id": 5}, "tenant_id must be a string, not 5"),
+        ({"master_server_address": ["m:1"]}, "master_server_address must be a string"),
         (MASTER | {"device_name": '{"0": "a"'}, "device_name is malformed"),
         (MASTER | {"device_name": {"1": "a"}}, "device_name has no device for rank 0"),
     ],
@@ -141,6 +143,13 @@ def test_a_master_that_is_found_another_way_has_no_address(
 def test_what_can_not_be_is_refused_in_one_sentence(extra: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(extra)
+
+
+def test_null_is_as_good_as_absent(tmp_path: Path) -> None:
+    path = tmp_path / "mooncake.json"
+    nulls = dict.fromkeys(("tenant_id", "protocol", "device_name", "check_server"))
+    path.write_text(json.dumps(MASTER | nulls))
+    assert read({}, {CONFIG_PATH: str(path)}) == read(MASTER)
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])

@@ -6,17 +6,21 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from mmap import mmap
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from refimpl.config import ConfigError
 from refimpl.memory.layout import Geometry
 from refimpl.storage.backend import Backend, HostPage, Setting, StorageError
 from refimpl.storage.factory import open_backend
+from refimpl.storage.file_page import temporary_in
+from refimpl.storage.names import namespace_of
 from scenarios.storage.host_pages import GQA, KEYS, MLA, PAGES, HostPages, loose, payload
 from scenarios.tidy import ROOT
 
@@ -202,6 +206,7 @@ def test_a_half_written_page_is_never_seen_and_clear_removes_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(nixl, "_remove", lambda _: None)  # as if the process ended there and then
+        patch.setattr("refimpl.storage.file_page._ONCE", "0" * 8)  # one that had our process id
         patch.setattr(os, "rename", die)
         with pytest.raises(_InterruptedError):
             store.set(host.names(), host.sources())
@@ -209,6 +214,87 @@ def test_a_half_written_page_is_never_seen_and_clear_removes_it(
     assert store.set(host.names(), host.sources()) == [True] * PAGES
     store.clear()
     assert files_below(tmp_path) == []
+
+
+def test_what_a_killed_process_with_our_id_left_is_removed_at_opening(
+    tmp_path: Path, host: HostPages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("refimpl.storage.file_page._ONCE", "0" * 8)
+        left = Path(temporary_in(str(tmp_path / "00")))
+    left.parent.mkdir()
+    left.write_bytes(b"half a page")
+    store = opened(host, tmp_path)
+    assert files_below(tmp_path) == []
+    store.close()
+
+
+def test_a_file_read_in_vain_for_its_size_is_not_there_and_is_replaced(
+    tmp_path: Path, host: HostPages, store: Backend
+) -> None:
+    name = host.names()[:1]
+    store.set(name, host.sources(1))
+    for path in files_below(tmp_path):
+        (tmp_path / path).write_bytes(b"short")
+    assert store.exists(name) == [True]
+    assert store.get(name, host.targets(1)) == [False]
+    assert store.exists(name) == [False]
+    assert store.set(name, host.sources(1)) == [True]
+    assert store.exists(name) == [True]
+    assert store.get(name, host.targets(1)) == [True]
+    assert payload(host.targets(1)[0]) == payload(host.sources(1)[0])
+
+
+def test_set_replaces_a_file_of_another_size_that_nobody_read(
+    tmp_path: Path, host: HostPages, store: Backend
+) -> None:
+    name = host.names()[:1]
+    store.set(name, host.sources(1))
+    (tmp_path / files_below(tmp_path)[0]).write_bytes(b"short")
+    assert store.set(name, host.sources(1)) == [True]
+    assert store.get(name, host.targets(1)) == [True]
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", [loop, folder, os.mkfifo])
+def test_what_stands_in_place_of_a_page_harms_no_other_page(
+    host: HostPages, store: Backend, kind: Callable[[Path], None]
+) -> None:
+    names = host.names()
+    store.set(names, host.sources())
+    for path in map(Path, store._files.expected(names[1])):  # type: ignore[attr-defined]
+        path.unlink()
+        kind(path)
+    assert store.exists(names[:3]) == [True, False, True]
+    assert store.get(names[:3], host.targets(3)) == [True, False, True]
+    is_replaced = kind is not folder
+    store.delete(names[2:3])  # type: ignore[attr-defined]
+    assert store.set(names[:3], host.sources(3)) == [True, is_replaced, True]
+    assert store.exists(names[:3]) == [True, is_replaced, True]
+    assert store.delete(names[:3]) == [True, is_replaced, True]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("m" * 300, "shorten the served model name"), ("a\0b", "can't be a file named")],
+)
+def test_a_model_name_that_is_no_file_name_is_refused_at_opening(
+    tmp_path: Path, model: str, message: str
+) -> None:
+    host = HostPages.of("nixl", GQA, "page_first")
+    setting = host.setting({"storage_dir": str(tmp_path), "plugin": "POSIX"})
+    identity = msgspec.structs.replace(setting.identity, model=model)
+    told = replace(setting, identity=identity, namespace=namespace_of("nixl", identity))
+    with pytest.raises(ConfigError, match=message):
+        open_backend("nixl", told)
 
 
 def test_a_write_that_fails_leaves_nothing_behind(
@@ -340,12 +426,13 @@ def test_the_first_active_plugin_of_an_object_is_taken(tmp_path: Path, host: Hos
         ({"plugin": ["posix"]}, ConfigError, "plugin must be a name or an object"),
         ({"use_direct_io": "perhaps"}, ConfigError, "use_direct_io must be true or false"),
         ({"storage_dir": "{0},{0}"}, ConfigError, "each once"),
+        ({"storage_dir": ["/x"]}, ConfigError, "storage_dir must be a string"),
     ],
 )
 def test_a_setting_that_can_not_be_is_refused_in_one_sentence(
     tmp_path: Path, host: HostPages, extra: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    if "storage_dir" in extra:
+    if isinstance(extra.get("storage_dir"), str):
         extra = {"storage_dir": extra["storage_dir"].format(tmp_path)}
     with pytest.raises(error, match=message):
         opened(host, tmp_path, **extra)

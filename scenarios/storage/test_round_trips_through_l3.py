@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -114,3 +115,19 @@ def test_a_salted_prompt_has_names_of_its_own_in_every_store(
     for path in tmp_path.glob(f"{KEYS[0].hex()}*"):
         path.unlink()
     assert asked(storage, inbox, Probe(4, 1, salted)) == Probed(4, 4)
+
+
+def test_pages_cut_short_outside_are_repaired_by_the_next_backup(
+    tmp_path: Path, inbox: SimpleQueue[AnyEvent], opened: list[LiveStorage]
+) -> None:
+    host = Pool(GQA, "page_first", 11)
+    storage = LiveStorage(host, StoreOpener(identity_of(GQA, "page_first"), host), inbox)
+    storage.open_now(*extra_config("file", tmp_path))
+    opened.append(storage)
+    tag(host, 1)
+    assert asked(storage, inbox, Store(1, KEYS, FIRST)) == Stored(1, 4)
+    for path in tmp_path.iterdir():
+        os.truncate(path, 100)
+    assert asked(storage, inbox, Fetch(2, KEYS, SECOND)) == Fetched(2, 0)
+    assert asked(storage, inbox, Store(3, KEYS, FIRST)) == Stored(3, 4)
+    assert asked(storage, inbox, Fetch(4, KEYS, SECOND)) == Fetched(4, 4)

@@ -15,8 +15,11 @@ import pytest
 
 from refimpl.config import ConfigError
 from refimpl.storage.backend import StorageError
+from refimpl.storage.factory import open_backend
+from refimpl.storage.mooncake_lender import lent_memory
 from refimpl.storage.servers import MooncakeMaster, free_ports, mooncake_master, stop
 from refimpl.storage.watch import Watch
+from scenarios.storage.host_pages import GQA, PAGES, HostPages
 
 pytestmark = pytest.mark.live
 
@@ -128,7 +131,63 @@ def test_storage_up_serves_until_it_is_told_to_stop(
     assert process.stdout.read() == ""
     assert not watch.is_up()
     assert not _is_running(told["pid"])
+    assert not _is_running(told["lender_pid"])
     watch.close()
+
+
+@needs_mooncake
+def test_what_engines_store_in_lent_memory_outlives_them(storage_up: Starter) -> None:
+    told = _told(storage_up("--json", "--memory", "64mb"))
+    assert told["extra_config"]["global_segment_size"] == 0
+    host = HostPages.of("mooncake", GQA, "page_first")
+    first = open_backend("mooncake", host.setting(told["extra_config"]))
+    assert first.set(host.names(), host.sources()) == [True] * PAGES
+    first.close()
+    second = open_backend("mooncake", host.setting(told["extra_config"]))
+    assert second.get(host.names(), host.targets()) == [True] * PAGES
+    second.close()
+
+
+@needs_mooncake
+def test_lent_memory_goes_with_whoever_asked_for_it_even_if_that_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "master.log"
+    with mooncake_master(log) as running, lent_memory(running, 32 << 20, log) as lender:
+        assert lender.poll() is None
+        assert lender.stdin is not None
+        lender.stdin.close()  # as the end of a process does
+        assert lender.wait(30) == 0
+
+
+@needs_mooncake
+def test_memory_that_can_not_be_lent_is_an_error_that_names_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "master.log"
+    lent = 1 << 50  # more than a process can have
+    with mooncake_master(log) as running:
+        starting = lent_memory(running, lent, log)
+        with pytest.raises(StorageError, match=f"no {lent} bytes can be lent .* {log}"):
+            starting.__enter__()
+    assert f"can't be set up with {lent} bytes" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"), [("lots", "--memory 'lots' is no size"), ("1kb", "is too little")]
+)
+def test_memory_that_can_not_be_is_refused_in_one_sentence(
+    storage_up: Starter, memory: str, message: str
+) -> None:
+    process = storage_up("--memory", memory)
+    assert process.wait(30) == 2
+    assert process.stderr is not None
+    assert message in process.stderr.read()
+
+
+@needs_mooncake
+def test_storage_up_ends_when_the_memory_is_gone(storage_up: Starter) -> None:
+    process = storage_up("--json", "--memory", "64mb")
+    told = _told(process)
+    os.kill(told["lender_pid"], signal.SIGKILL)
+    assert process.wait(30) == 2
+    assert not _is_running(told["pid"])
 
 
 @needs_mooncake
@@ -170,6 +229,7 @@ def test_what_a_master_is_told_and_what_it_tells_agree(tmp_path: Path) -> None:
         "master_metrics_port": "MOONCAKE_MASTER_METRICS_PORT",
         "metadata_server": "MOONCAKE_TE_META_DATA_SERVER",
         "local_hostname": "MOONCAKE_LOCAL_HOSTNAME",
+        "global_segment_size": "MOONCAKE_GLOBAL_SEGMENT_SIZE",
         "protocol": "MOONCAKE_PROTOCOL",
     }.__getitem__
     by_variable = {name(key): str(value) for key, value in master.extra_config.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ import pytest
 
 from refimpl.config import ConfigError
 from refimpl.run.extra_config import read_extra_config
+from refimpl.run.storage_setup import StoreOpener
 from refimpl.storage import factory
 from refimpl.storage.breaker import Breaker, State
 from refimpl.storage.factory import backend_names, open_backend, register_backend
 from refimpl.storage.faulty import Fault, FaultPlan, Faulty
 from refimpl.storage.integrity import Integrity
 from refimpl.storage.stack import open_storage
+from scenarios.storage.host_pages import GQA, HostPages, identity_of
 from scenarios.storage.pages import Clock, file_of, names, pages, payload, read_pages, setting
 
 _shelves = count()
@@ -96,3 +99,37 @@ def test_an_unknown_key_is_an_error_and_the_known_ones_are_not() -> None:
         "breaker_pause_max",
         "integrity",
     }
+
+
+@pytest.mark.parametrize("backend", ["memory", "file", "mooncake", "nixl"])
+def test_a_key_that_is_null_is_absent(backend: str) -> None:
+    names_of = {
+        "memory": "max_size",
+        "file": "min_free_space",
+        "mooncake": "extra_backend_tag",
+        "nixl": "plugin",
+    }
+    text = json.dumps(
+        dict.fromkeys(
+            (names_of[backend], "compat", "integrity", "breaker", "prefetch_threshold", "ttl")[
+                : 6 if backend == "file" else 5
+            ]
+        )
+    )
+    assert read_extra_config(text, backend) == read_extra_config("{}", backend)
+
+
+def test_a_null_that_a_class_of_ones_own_is_told_stays_and_its_own_name_must_be_said() -> None:
+    told = {"backend_name": "b", "module_path": "m", "class_name": "C", "mine": None, "ttl": None}
+    extra = read_extra_config(json.dumps(told | {"integrity": None}), "dynamic")
+    assert extra.backend == told
+    with pytest.raises(ConfigError, match="dynamic needs the key class_name"):
+        read_extra_config(json.dumps(told | {"class_name": None}), "dynamic")
+
+
+@pytest.mark.parametrize("tag", [5, True, ["a"]])
+def test_a_tag_that_is_no_string_is_refused(tag: Any) -> None:
+    host = HostPages.of("mooncake", GQA, "page_first")
+    opener = StoreOpener(identity_of(GQA, "page_first"), host.pool)
+    with pytest.raises(ConfigError, match="extra_backend_tag must be a string"):
+        opener("mooncake", json.dumps({"extra_backend_tag": tag}))
