@@ -48,7 +48,7 @@ def value(nbytes: int) -> HostPage:
 def write(page: HostPage, text: str) -> bytes:
     """Fill a page with bytes that follow from ``text``; returns them."""
     data = random.Random(text).randbytes(page.nbytes)
-    _put(page, data)
+    page.fill(data)
     return data
 
 
@@ -60,12 +60,5 @@ def read(page: HostPage) -> bytes:
 def poison(page: HostPage) -> bytes:
     """Fill a page with what no value holds, so that bytes that were never written show."""
     data = _POISON * page.nbytes
-    _put(page, data)
+    page.fill(data)
     return data
-
-
-def _put(page: HostPage, data: bytes) -> None:
-    at = 0
-    for piece in page.pieces:
-        piece[:] = data[at : at + piece.nbytes]
-        at += piece.nbytes

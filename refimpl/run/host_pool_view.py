@@ -133,14 +133,8 @@ class HostPoolView(HostKVCache):
         if not isinstance(value, torch.Tensor):
             return False
         flat = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        if flat.numel() != page.nbytes:
-            return False
         data: memoryview = flat.numpy().data
-        at = 0
-        for piece in page.pieces:
-            piece[:] = data[at : at + piece.nbytes]
-            at += piece.nbytes
-        return True
+        return page.fill(data)
 
     # ---- where things lie ---------------------------------------------------------------------------
 

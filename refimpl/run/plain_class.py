@@ -88,13 +88,7 @@ class PlainBackend(Backend):
             raise StorageError(
                 f"get of {self._what} returned a {kind}; it must return bytes-like or None"
             ) from None
-        if data.nbytes != page.nbytes:
-            return False
-        at = 0
-        for piece in page.pieces:
-            piece[:] = data[at : at + piece.nbytes]
-            at += piece.nbytes
-        return True
+        return page.fill(data)
 
     def set(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend."""

@@ -82,11 +82,8 @@ class AibrixBackend:
         filled = [False] * len(names)
         for blocks, at in self._by_kind(self._are_pages(pages)):
             for each, block in blocks.read([names[one] for one in at]):
-                page = pages[at[each]]
                 data = block if blocks is self._pages else _unwrapped(block)
-                if data.nbytes == page.nbytes:
-                    _scatter(data, page)
-                    filled[at[each]] = True
+                filled[at[each]] = pages[at[each]].fill(data)
         return filled
 
     def set(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
@@ -241,13 +238,6 @@ def _bytes_of(tensor: Any) -> memoryview:
 
     view: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
     return view
-
-
-def _scatter(data: memoryview, page: HostPage) -> None:
-    at = 0
-    for piece in page.pieces:
-        piece[:] = data[at : at + piece.nbytes]
-        at += piece.nbytes
 
 
 def _gather(pages: Sequence[HostPage], which: int, block: memoryview, *, is_wrapped: bool) -> None:

@@ -36,6 +36,16 @@ class HostPage:
         """Bytes of the payload."""
         return sum(piece.nbytes for piece in self.pieces)
 
+    def fill(self, value: bytes | memoryview) -> bool:
+        """Copy a value into the pieces; False, and nothing is written, for one of another length."""
+        if len(value) != self.nbytes:
+            return False
+        at = 0
+        for piece in self.pieces:
+            piece[:] = value[at : at + piece.nbytes]
+            at += piece.nbytes
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:

@@ -52,11 +52,7 @@ class MemoryBackend:
             if value is None or len(value) != page.nbytes:
                 return False
             self._shelf.values.move_to_end(name)
-        at = 0
-        for piece in page.pieces:
-            piece[:] = value[at : at + piece.nbytes]
-            at += piece.nbytes
-        return True
+        return page.fill(value)
 
     def set(self, names: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         """See Backend."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -327,43 +326,3 @@ def test_synced_pages_are_on_disk_before_they_have_their_name(
     assert order == ["rename"]
     open_file(tmp_path, fsync=True).set(names(2, 3), pages(2, 3))
     assert order[1:] == ["sync", "rename", "sync", "rename", "sync"]  # the last: their directory
-
-
-@pytest.mark.slow
-def test_pages_are_written_and_read_at_most_of_the_rate_of_plain_files(tmp_path: Path) -> None:
-    """Turn by turn, a file a page by the plainest calls there are, and the same through the store."""
-    count, nbytes, turns = 64, 1_500_000, 7
-    numbers = range(count)
-    held = pages(*numbers, nbytes=nbytes)
-    store = open_file(tmp_path / "store")
-    (tmp_path / "plain").mkdir()
-    plain = [tmp_path / "plain" / f"{number}.bin" for number in numbers]
-
-    def write_plainly() -> None:
-        for path, each in zip(plain, held, strict=True):
-            with path.open("wb", buffering=0) as file:
-                file.write(each.pieces[0])
-
-    def read_plainly() -> None:
-        for path, each in zip(plain, held, strict=True):
-            with path.open("rb", buffering=0) as file:
-                file.readinto(each.pieces[0])
-
-    works: dict[str, Callable[[], object]] = {
-        "plain write": write_plainly,
-        "write": lambda: store.set(names(*numbers), held),
-        "plain read": read_plainly,
-        "read": lambda: store.get(names(*numbers), held),
-    }
-    took: dict[str, int] = dict.fromkeys(works, 1 << 62)
-    for _ in range(turns):
-        for what, work in works.items():
-            began_ns = time.perf_counter_ns()
-            work()
-            took[what] = min(took[what], time.perf_counter_ns() - began_ns)
-        store.clear()
-        for path in plain:
-            path.unlink()
-    store.close()
-    assert 7 * took["write"] <= 10 * took["plain write"], took
-    assert 7 * took["read"] <= 10 * took["plain read"], took
