@@ -78,9 +78,8 @@ class _Attached:
             return
         try:
             within(patience_s, self.store.backend.close)
-        except (
-            BaseException
-        ) as error:  # it is gone from here all the same; nothing calls it any more
+        except BaseException as error:
+            # It is gone from here all the same; nothing calls it any more.
             _log.error("a storage backend did not close cleanly: %r", error)
 
     def check(self) -> None:
