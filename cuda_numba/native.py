@@ -221,8 +221,7 @@ def _drain(jobs: Sequence[_Job], work: Callable[[_Job], None], threads: int) -> 
                 return
             work(job)
 
-    helpers = min(threads, len(jobs)) - 1
-    others = [_pool(threads - 1).submit(drain) for _ in range(helpers)]
+    others = [_pool(threads - 1).submit(drain) for _ in range(min(threads, len(jobs)) - 1)]
     try:
         drain()
     finally:
@@ -257,9 +256,7 @@ def copy_nest(
     """
     rows = len(pages[0]) * nest.rows_a_page
     bytes_a_row = 8 * nest.sizes[3] * nest.sizes[4]
-    if stream is None:
-        stream = rows * bytes_a_row >= STREAM_BYTES_MIN
-    stream = stream and CAN_STREAM and is_streamable(nest, dst.ctypes.data)
+    stream = _goes_past_caches(dst, [nest], rows * bytes_a_row, stream)
     compiled = _stream if stream else _copy
 
     def work(begin: int, end: int) -> None:
@@ -284,12 +281,9 @@ def copy_nests(
     ``arrived(i)`` is called when the i-th has been copied, by whichever thread ended it.
     """
     size = 8 * len(pages[0]) * sum(nest.words_a_page for nest in nests)
-    if stream is None:
-        stream = size >= STREAM_BYTES_MIN
     if size < 2 * SHARE_BYTES_MIN:
         threads = 1
-    stream = stream and CAN_STREAM and all(is_streamable(n, dst.ctypes.data) for n in nests)
-    compiled = _stream if stream else _copy
+    compiled = _stream if _goes_past_caches(dst, nests, size, stream) else _copy
     jobs = []
     left = []  # parts of each nest that are not done
     for number, nest in enumerate(nests):
@@ -310,6 +304,12 @@ def copy_nests(
             arrived(number)
 
     _drain(jobs, work, threads)
+
+
+def _goes_past_caches(dst: Words, nests: Sequence[Nest], size: int, asked: bool | None) -> bool:
+    """Is it asked for, or else worth it, and may it be?"""
+    wanted = size >= STREAM_BYTES_MIN if asked is None else asked
+    return wanted and CAN_STREAM and all(is_streamable(n, dst.ctypes.data) for n in nests)
 
 
 def checksum_nest(

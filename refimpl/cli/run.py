@@ -75,7 +75,7 @@ def run(
         plan = _plan(options, {"path": model_path} | how, compare=compare, given=given_in(context))
         _run_real(plan, compare=compare, as_json=as_json)
         return
-    for name in given_in(context) & {"arithmetic", "dtype", "device", "compare"}:
+    for name in sorted(given_in(context) & {"arithmetic", "compare", "device", "dtype"}):
         raise ConfigError(f"--{name} needs --model-path: without a model nothing is computed")
     from refimpl.run.show import show_tier_sets, terminal
     from refimpl.run.tier_sets import for_json, notices, run_tier_sets

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from secrets import token_hex
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 
 from refimpl.config import ConfigError, require, require_choice
 from refimpl.conformance.lifetime import LIFETIMES, lifetime_of
@@ -24,8 +24,6 @@ from refimpl.run.extra_config import parse_extra_config, read_extra_config
 from refimpl.storage.backend import Backend, HostPage, Setting
 from refimpl.storage.factory import backend_names, open_backend
 from refimpl.storage.names import Identity, Namespace, namespace_of
-
-BATCH_NAMES_MAX: Final = 128  # what callers pass at once, see Backend
 
 
 class RefusedError(ConfigError):

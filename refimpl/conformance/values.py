@@ -9,12 +9,12 @@ from typing import Final
 
 from refimpl.conformance.room import poison, read, value, write
 from refimpl.conformance.shapes import MEDIUM, SHAPES, SMALL, VALUE_BYTES, Shape
-from refimpl.conformance.subject import BATCH_NAMES_MAX, Opened, RefusedError, Subject, demand
+from refimpl.conformance.subject import Opened, RefusedError, Subject, demand
 from refimpl.conformance.verdict import InapplicableError
-from refimpl.storage.backend import HostPage, StorageError
+from refimpl.storage.backend import BATCH_NAMES, HostPage, StorageError
 
 _NO_WORD: Final = "set says False"
-_MANY: Final = 3 * BATCH_NAMES_MAX  # pages of one run of calls
+_MANY: Final = 3 * BATCH_NAMES  # pages of one run of calls
 
 
 def come_back(store: Opened, names: list[str], slots: range, contents: list[bytes]) -> None:
@@ -41,8 +41,8 @@ def store_pages(store: Opened, names: list[str], slots: range) -> list[bytes]:
     """Fill pages with bytes of their own and store them, 128 a call."""
     pages = store.pages(slots)
     contents = [write(page, name) for name, page in zip(names, pages, strict=True)]
-    for start in range(0, len(names), BATCH_NAMES_MAX):
-        some = slice(start, start + BATCH_NAMES_MAX)
+    for start in range(0, len(names), BATCH_NAMES):
+        some = slice(start, start + BATCH_NAMES)
         done = store.set(names[some], pages[some])
         demand(all(done), f"set refused {done.count(False)} of {len(done)} pages")
     return contents
@@ -123,17 +123,17 @@ def _which_sizes(refused: dict[int, str]) -> str:
 def batches(subject: Subject) -> str:
     """Calls with one name, with 128, and many of them in a row."""
     with subject.opened(SMALL, slots=2 * _MANY) as store:
-        for count in (1, 2, 17, BATCH_NAMES_MAX - 1, BATCH_NAMES_MAX):
+        for count in (1, 2, 17, BATCH_NAMES - 1, BATCH_NAMES):
             names = store.names(f"batch-of-{count}", count)
             contents = store_pages(store, names, range(count))
             come_back(store, names, range(_MANY, _MANY + count), contents)
         names = store.names("many", _MANY)
         contents = store_pages(store, names, range(_MANY))
-        for start in range(0, _MANY, BATCH_NAMES_MAX):
-            some = slice(start, start + BATCH_NAMES_MAX)
-            slots = range(_MANY + start, _MANY + start + BATCH_NAMES_MAX)
+        for start in range(0, _MANY, BATCH_NAMES):
+            some = slice(start, start + BATCH_NAMES)
+            slots = range(_MANY + start, _MANY + start + BATCH_NAMES)
             come_back(store, names[some], slots, contents[some])
-    return f"1 to {BATCH_NAMES_MAX} names a call, and {_MANY} in calls of {BATCH_NAMES_MAX}"
+    return f"1 to {BATCH_NAMES} names a call, and {_MANY} in calls of {BATCH_NAMES}"
 
 
 def overwriting(subject: Subject) -> str:

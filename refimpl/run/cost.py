@@ -13,9 +13,10 @@ from typing import Final
 
 from refimpl.config import Transfer, require
 from refimpl.run.hardware import GIB, Hardware, Model, storage_named
+from refimpl.storage.backend import BATCH_NAMES
 from refimpl.units import NS_PER_S, ceil_div
 
-STORAGE_BATCH_PAGES: Final = 128  # pages in one storage call (spec 5.1)
+STORAGE_BATCH_PAGES: Final = BATCH_NAMES  # a page is a name
 HOST_RESERVE_BYTES: Final = 10 * GIB  # host memory that L2 must leave alone (spec 1.6)
 
 _FRACTION_BITS: Final = 32  # of the costs kept per unit of work, whose sums are rounded up once

@@ -27,7 +27,6 @@ from refimpl.storage.factory import register_backend
 from refimpl.storage.names import Identity
 
 KEYS: Final = ("backend_name", "module_path", "class_name")
-OPTIONAL_KEYS: Final = ("interface_v1",)
 _log = logging.getLogger(__name__)
 
 

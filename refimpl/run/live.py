@@ -263,15 +263,7 @@ class _Served:
         return self._engine.idle or now - self._served_ns > DRAIN_S * NS_PER_S
 
     def _send(self, spec: RequestSpec, now: int) -> Submit:
-        submit = Submit(
-            spec.rid,
-            spec.prompt,
-            spec.output_tokens,
-            spec.extra_key,
-            spec.cache_salt,
-            spec.lora_id,
-            spec.priority,
-        )
+        submit = spec.submit()
         self.record.submitted(spec, 0, now)
         self._executor.tell(submit)
         self._open += 1

@@ -35,10 +35,9 @@ from refimpl.messages import (
     Store,
     Stored,
 )
-from refimpl.run.cost import STORAGE_BATCH_PAGES
 from refimpl.run.patience import TooLateError, within
 from refimpl.run.pump import JOIN_S, Pump
-from refimpl.storage.backend import Backend, HostPage, StorageError
+from refimpl.storage.backend import BATCH_NAMES, Backend, HostPage, StorageError
 from refimpl.storage.names import Namespace
 
 OPEN_S: Final = 60  # for a backend to connect at run time, while requests may be held back
@@ -181,7 +180,8 @@ class LiveStorage:
 
     def _probe(self, store: OpenStore, command: Probe) -> None:
         found = 0
-        for keys in _batches(command.keys):
+        for batch in _batches(len(command.keys)):
+            keys = command.keys[batch]
             run = _leading(self._exists(store, keys))
             found += run
             if run < len(keys):
@@ -190,8 +190,9 @@ class LiveStorage:
 
     def _fetch(self, store: OpenStore, command: Fetch) -> None:
         landed, total, stop = 0, len(command.keys), self._fetches[command.op]
-        while landed < total and not stop.is_set():
-            batch = slice(landed, landed + STORAGE_BATCH_PAGES)
+        for batch in _batches(total):
+            if stop.is_set():
+                break
             keys, slots = command.keys[batch], command.l2_slots[batch]
             done = _leading(self._get(store, keys, slots))
             landed += done
@@ -203,8 +204,7 @@ class LiveStorage:
 
     def _store(self, store: OpenStore, command: Store) -> None:
         stored = 0
-        for at in range(0, len(command.keys), STORAGE_BATCH_PAGES):
-            batch = slice(at, at + STORAGE_BATCH_PAGES)
+        for batch in _batches(len(command.keys)):
             keys, slots = command.keys[batch], command.l2_slots[batch]
             done = _leading(self._set(store, keys, slots))
             stored += done
@@ -266,9 +266,9 @@ class LiveStorage:
             self.moved[way].ns += perf_counter_ns() - begun
 
 
-def _batches(keys: Sequence[PageKey]) -> Iterator[Sequence[PageKey]]:
-    for at in range(0, len(keys), STORAGE_BATCH_PAGES):
-        yield keys[at : at + STORAGE_BATCH_PAGES]
+def _batches(count: int) -> Iterator[slice]:
+    for at in range(0, count, BATCH_NAMES):
+        yield slice(at, at + BATCH_NAMES)
 
 
 def _leading(flags: Sequence[bool]) -> int:

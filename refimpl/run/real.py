@@ -60,6 +60,16 @@ class ModelChoice:
     dtype: str = "auto"
     device: str = "auto"
 
+    def open(self, seed: int) -> Model:
+        """Load it. Raises what ``open_model`` raises."""
+        return open_model(
+            self.path,
+            arithmetic=self.arithmetic,
+            dtype=self.dtype,
+            device=self.device,
+            seed=seed,
+        )
+
 
 class RealRun:
     """A load that can be served: everything has been checked and the model is loaded.
@@ -80,13 +90,7 @@ class RealRun:
         options = _with_own_defaults(options, given)
         scenario = parse_scenario(options.workload or WORKLOAD, options.seed, options.page_size)
         workload = unscripted(scenario)
-        self._model = open_model(
-            choice.path,
-            arithmetic=choice.arithmetic,
-            dtype=choice.dtype,
-            device=choice.device,
-            seed=options.seed,
-        )
+        self._model = choice.open(options.seed)
         page_bytes = geometry_of(self._model.config, options.page_size).page_bytes
         sets = {
             name: Simulation(each, workload, page_bytes)
@@ -182,12 +186,7 @@ def serve(
     progress: Callable[[int], None] | None = None,
 ) -> Served:
     """Serve one checked configuration with ``model``, to the end."""
-    hands = hands_of(simulation.engine, simulation.transfer, model)
-    host = hands.mover.host
-    executor = LiveExecutor(hands, StoreOpener(identity_of(hands.model, host), host))
-    if simulation.engine.storage_backend:
-        extra = simulation.options.hicache_storage_backend_extra_config or ""
-        executor.storage.open_now(simulation.engine.storage_backend, extra)
+    executor = executor_of(simulation, model)
     record = run_live(Engine(simulation.engine), executor, simulation.workload, progress)
     moved = {
         way: {
@@ -195,15 +194,28 @@ def serve(
             "gb_per_s": done.bytes / done.ns if done.ns else 0.0,  # bytes a ns are GB/s
             "seconds": done.ns / NS_PER_S,
         }
-        for way, done in (hands.mover.moved | executor.storage.moved).items()
+        for way, done in (executor.hands.mover.moved | executor.storage.moved).items()
     }
     rows = list(record.rows.values())
     failures = executor.storage.failures
     return Served(name, integers(record), rows, executor.outputs, moved, failures)
 
 
-def hands_of(engine: EngineConfig, transfer: Transfer, model: Model) -> TorchHands:
-    """Pools of the configured sizes, and hands over them."""
+def executor_of(simulation: Simulation, model: Model, name: str = "") -> LiveExecutor:
+    """Hands over pools of the configured sizes, and L3 open where there is one.
+
+    ``name`` is the served model's, its own where empty. Raises ConfigError or StorageError.
+    """
+    hands = _hands(simulation.engine, simulation.transfer, model)
+    host = hands.mover.host
+    executor = LiveExecutor(hands, StoreOpener(identity_of(hands.model, host, name), host))
+    if simulation.engine.storage_backend:
+        extra = simulation.options.hicache_storage_backend_extra_config or ""
+        executor.storage.open_now(simulation.engine.storage_backend, extra)
+    return executor
+
+
+def _hands(engine: EngineConfig, transfer: Transfer, model: Model) -> TorchHands:
     cache = engine.cache
     geometry = geometry_of(model.config, cache.page_size)
     assert cache.l1_pages is not None

@@ -21,7 +21,8 @@ from threading import Lock
 from types import ModuleType
 from typing import Any, Final
 
-STORAGE_BATCH_SIZE: Final = 128  # pages a call
+from refimpl.storage.backend import BATCH_NAMES
+
 PACKAGE: Final = "sglang"
 INTERFACE: Final = "sglang.srt.mem_cache.hicache_storage"
 _POOLS: Final = ("sglang.srt.mem_cache.memory_pool_host", "sglang.srt.mem_cache.pool_host")
@@ -196,7 +197,7 @@ _INTERFACE_NAMES: Final = {
         PoolTransfer,
         PoolTransferResult,
     )
-} | {"STORAGE_BATCH_SIZE": STORAGE_BATCH_SIZE}
+} | {"STORAGE_BATCH_SIZE": BATCH_NAMES}
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -249,7 +250,7 @@ def release_stand_in() -> None:
         if _holders:
             return
         sys.meta_path.remove(_finder)
-        for name in (PACKAGE, *_PACKAGES, INTERFACE, *_POOLS):
+        for name in (*_PACKAGES, INTERFACE, *_POOLS):
             if _is_ours(sys.modules.get(name)):
                 del sys.modules[name]
 

@@ -141,17 +141,7 @@ class World:
         self._router.started(worker)
         self._placed[spec.rid] = worker
         self.record.submitted(spec, worker, self.now)
-        self.instances[worker].inbox.append(
-            Submit(
-                spec.rid,
-                spec.prompt,
-                spec.output_tokens,
-                spec.extra_key,
-                spec.cache_salt,
-                spec.lora_id,
-                spec.priority,
-            )
-        )
+        self.instances[worker].inbox.append(spec.submit())
 
     def _keys(self, spec: RequestSpec) -> list[PageKey]:
         """What the router is asked with; with one instance there is nothing to choose by."""

@@ -8,10 +8,9 @@ Called by: generation, admin.
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from threading import Event as Flag
 from threading import Lock, Thread
@@ -19,7 +18,6 @@ from typing import Final, TypeAlias
 
 from refimpl.config import EngineConfig
 from refimpl.core.engine import Engine
-from refimpl.keys import TokenPrompt
 from refimpl.messages import (
     Abort,
     Answer,
@@ -45,15 +43,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request in tokens. ``output_tokens`` is the most it may produce."""
+    """A request in tokens, and how they are chosen; the bridge gives it its ``rid``."""
 
-    tokens: array[int]
-    output_tokens: int
+    spec: RequestSpec
     sampling: Sampling
-    extra_key: str | None = None
-    cache_salt: str | None = None
-    lora_id: str | None = None
-    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +78,7 @@ class Bridge:
         self._executor = executor
         self._loop = LiveLoop(self.engine, executor, self._replied, self._answered)
         self._rids = count(1)
-        self._asked: dict[int, tuple[Asked, Heard]] = {}
+        self._asked: dict[int, tuple[RequestSpec, Sampling, Heard]] = {}
         self._lock = Lock()
         self._changes: dict[str, Future[Answer]] = {}  # by what was asked: attach, detach, flush
         self._stopping = Flag()
@@ -106,19 +99,11 @@ class Bridge:
     def submit(self, asked: Asked, heard: Heard) -> int:
         """Ask for an answer; ``heard`` is called on the engine's thread until ``Ended``."""
         rid = next(self._rids)
-        submit = Submit(
-            rid,
-            TokenPrompt(asked.tokens),
-            asked.output_tokens,
-            asked.extra_key,
-            asked.cache_salt,
-            asked.lora_id,
-            asked.priority,
-        )
+        spec = replace(asked.spec, rid=rid)
         with self._lock:
             if self._is_taking:
-                self._asked[rid] = asked, heard
-                self._executor.inbox.put(submit)
+                self._asked[rid] = spec, asked.sampling, heard
+                self._executor.inbox.put(spec.submit())
                 return rid
         heard(Ended(STOPPED, Row(rid, 0, 0, 0, 0, 0)))
         return rid
@@ -180,14 +165,13 @@ class Bridge:
     def _before(self, event: AnyEvent, now: int) -> None:
         """What others have to know of an event before the engine does."""
         if isinstance(event, Submit):
-            asked, _ = self._asked[event.rid]
-            spec = RequestSpec(event.rid, event.prompt, event.output_tokens, now)
+            spec, sampling, _ = self._asked[event.rid]
             self._loop.record.submitted(spec, 0, now)
-            self._executor.tell(event, asked.sampling)
+            self._executor.tell(event, sampling)
         elif isinstance(event, BatchDone):
             for rid, tokens in event.tokens.items():
                 if tokens and rid in self._asked:
-                    self._asked[rid][1](Tokens(tokens, self._loop.record.rows[rid]))
+                    self._asked[rid][-1](Tokens(tokens, self._loop.record.rows[rid]))
 
     def _replied(self, reply: Reply, _: int) -> None:
         if reply.finish:
@@ -195,7 +179,7 @@ class Bridge:
 
     def _end(self, rid: int, reason: str) -> None:
         """Tell whoever asked, and forget the request."""
-        _, heard = self._asked.pop(rid)
+        *_, heard = self._asked.pop(rid)
         row = self._loop.record.rows.pop(rid, None) or Row(rid, 0, 0, 0, 0, 0)
         heard(Ended(reason, row))
 

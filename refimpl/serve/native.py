@@ -14,45 +14,31 @@ from uuid import uuid4
 
 from fastapi import APIRouter
 from fastapi.responses import Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from refimpl.run.record import Row
+from refimpl.serve.bodies import Choices, Namespaced
 from refimpl.serve.errors import RequestError
-from refimpl.serve.generation import Ending, Finish, Generation
+from refimpl.serve.generation import Finish, Generation
 from refimpl.serve.service import Service, Wish, cached_details
 from refimpl.serve.sse import merged, stream
 
 
-class SamplingParams(BaseModel):
-    """``sampling_params`` of a request. Fields that are not listed are tolerated."""
-
-    model_config = ConfigDict(extra="ignore")
+class SamplingParams(Choices):
+    """``sampling_params`` of a request."""
 
     max_new_tokens: int = 128
-    temperature: float = Field(1.0, ge=0, le=100)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(-1, ge=-1, le=1 << 31)
-    n: int = Field(1, ge=1, le=128)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
-    no_stop_trim: bool = False
     sampling_seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
 
 
-class GenerateBody(BaseModel):
+class GenerateBody(Namespaced):
     """The body of ``/generate``."""
-
-    model_config = ConfigDict(extra="ignore")
 
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
     sampling_params: SamplingParams | list[SamplingParams] | None = None
     rid: str | list[str] | None = None
     stream: bool = False
-    extra_key: str | None = None
-    cache_salt: str | None = None
-    priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
 
     def wish(self, at: int) -> Wish:
         """What is asked for of the prompt number ``at``."""
@@ -62,21 +48,7 @@ class GenerateBody(BaseModel):
                 raise RequestError("sampling_params is a list: give one for each prompt")
             given = given[at]
         params = given or SamplingParams()  # type: ignore[call-arg]  # all have defaults
-        stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
-        return Wish(
-            output_tokens=params.max_new_tokens,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            seed=params.sampling_seed,
-            n=params.n,
-            ignores_eos=params.ignore_eos,
-            stop_ids=tuple(params.stop_token_ids or ()),
-            ending=Ending(tuple(filter(None, stops)), params.no_stop_trim),
-            extra_key=self.extra_key,
-            cache_salt=self.cache_salt,
-            priority=self.priority or 0,
-        )
+        return params.wish_of(params.max_new_tokens, params.sampling_seed, self)
 
 
 class AbortBody(BaseModel):

@@ -10,7 +10,7 @@ import json
 import time
 from array import array
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter
@@ -18,53 +18,22 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from refimpl.model.chat import ChatError
+from refimpl.run.record import Row
+from refimpl.serve.bodies import Choices, Namespaced
 from refimpl.serve.errors import RequestError
-from refimpl.serve.generation import Ending, Generation, Whole
-from refimpl.serve.service import Service, Wish, cached_details
+from refimpl.serve.generation import Generation
+from refimpl.serve.service import Service, cached_details
 from refimpl.serve.sse import merged, stream
 
-Stops = Annotated[str | list[str] | None, Field(description="texts that end the answer")]
 
-
-class _Body(BaseModel):
-    """What both kinds of completions take. Fields that are not listed are tolerated."""
-
-    model_config = ConfigDict(extra="ignore")
+class _Body(Choices, Namespaced):
+    """What both kinds of completions take."""
 
     model: str | None = None
     max_tokens: int | None = None
-    temperature: float = Field(1.0, ge=0, le=100)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(-1, ge=-1, le=1 << 31)
-    n: int = Field(1, ge=1, le=128)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    stop: Stops = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
-    no_stop_trim: bool = False
     stream: bool = False
     stream_options: dict[str, Any] | None = None
-    extra_key: str | None = None
-    cache_salt: str | None = None
-    priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
-
-    def wish(self, output_tokens: int | None) -> Wish:
-        """What is asked for, in the words of the service."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return Wish(
-            output_tokens=16 if output_tokens is None else output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            seed=self.seed,
-            n=self.n,
-            ignores_eos=self.ignore_eos,
-            stop_ids=tuple(self.stop_token_ids or ()),
-            ending=Ending(tuple(filter(None, stops)), self.no_stop_trim),
-            extra_key=self.extra_key,
-            cache_salt=self.cache_salt,
-            priority=self.priority or 0,
-        )
 
     @property
     def includes_usage(self) -> bool:
@@ -120,7 +89,8 @@ def openai_routes(service: Service) -> APIRouter:
     async def completions(body: CompletionBody) -> Any:
         service.check_name(body.model)
         prompts = _prompts(service, body.prompt)
-        wish = body.wish(body.max_tokens)
+        limit = 16 if body.max_tokens is None else body.max_tokens
+        wish = body.wish_of(limit, body.seed, body)
         asked = [each for prompt in prompts for each in service.generations(prompt, wish)]
         answer = _Completions(service, body)
         if body.stream:
@@ -141,7 +111,8 @@ def openai_routes(service: Service) -> APIRouter:
         tokens = service.check_tokens(service.model.tokenizer.encode(text))
         given = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
         room = service.context_tokens - len(tokens)
-        asked = service.generations(tokens, body.wish(room if given is None else given))
+        limit = room if given is None else given
+        asked = service.generations(tokens, body.wish_of(limit, body.seed, body))
         answer = _Chat(service, body)
         if body.stream:
             return StreamingResponse(stream(answer.chunks(asked)), media_type="text/event-stream")
@@ -210,22 +181,39 @@ class _Completions:
             for at, (one, echo) in enumerate(zip(done, echoes, strict=True))
         ]
         frame = self._frame | {"object": self.kind, "choices": choices}
-        return frame | {"usage": _usage(self._service, done, self._n)}
+        return frame | {
+            "usage": self._usage([one.row for one in done], sum(len(one.tokens) for one in done))
+        }
 
     async def chunks(self, asked: list[Generation]) -> AsyncIterator[str]:
         """The choices as they come, then the usage if it is wanted."""
-        done = [Whole(row=None, finish=None) for _ in asked]  # type: ignore[arg-type]  # filled below
+        rows: dict[int, Row] = {}
+        completion = 0
         for at in range(len(asked)):
             for choice in self.opening(at):
                 yield self._chunk([choice])
         async for at, piece in merged([each.pieces() for each in asked]):
-            done[at].row = piece.row
-            done[at].tokens += piece.tokens
+            rows[at] = piece.row
+            completion += len(piece.tokens)
             finish = piece.finish.reason if piece.finish else None
             if piece.text or finish:
                 yield self._chunk([self.delta(at, piece.text, finish)])
         if self._includes_usage:
-            yield self._chunk([], _usage(self._service, done, self._n))
+            yield self._chunk([], self._usage([rows[at] for at in sorted(rows)], completion))
+
+    def _usage(self, rows: list[Row], completion: int) -> dict[str, Any]:
+        """Tokens of all choices; a prompt counts once, however many answers were asked for."""
+        firsts = rows[:: self._n]
+        prompt = sum(row.prompt_tokens for row in firsts)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(row.hit_tokens for row in firsts),
+                "cached_tokens_details": cached_details(firsts[0], self._service.storage.backend),
+            },
+        }
 
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
         frame = self._frame | {"object": self.chunk_kind, "choices": choices, "usage": usage}
@@ -250,19 +238,3 @@ class _Chat(_Completions):
         """The role comes first, with no text."""
         delta = {"role": "assistant", "content": ""}
         return [{"index": index, "delta": delta, "finish_reason": None}]
-
-
-def _usage(service: Service, done: list[Whole], n: int) -> dict[str, Any]:
-    """Tokens of all choices; a prompt counts once, however many answers were asked for."""
-    firsts = [each.row for each in done[::n]]
-    prompt = sum(row.prompt_tokens for row in firsts)
-    completion = sum(len(each.tokens) for each in done)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(row.hit_tokens for row in firsts),
-            "cached_tokens_details": cached_details(firsts[0], service.storage.backend),
-        },
-    }

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refimpl.config import ConfigError, EngineConfig, PrefetchConfig
+from refimpl.keys import TokenPrompt
 from refimpl.model.catalog import Model
 from refimpl.model.sampling import Sampling
 from refimpl.run.record import Row
 from refimpl.serve.bridge import Asked, Bridge
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Ending, Generation
+from refimpl.workload.request import RequestSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,6 @@ class Service:
             raise RequestError(
                 f"max_tokens must be at least 1, not {wish.output_tokens}", param="max_tokens"
             )
-        if not 1 <= wish.n <= 128:
-            raise RequestError(f"n must be 1 to 128, not {wish.n}", param="n")
         seed = secrets.randbits(62) if wish.seed is None else wish.seed
         return [self._generation(tokens, wish, seed + number) for number in range(wish.n)]
 
@@ -112,14 +112,15 @@ class Service:
             )
         except ConfigError as error:
             raise RequestError(str(error)) from None
-        asked = Asked(
-            tokens,
+        spec = RequestSpec(
+            0,
+            TokenPrompt(tokens),
             min(wish.output_tokens, self.context_tokens - len(tokens)),
-            sampling,
-            wish.extra_key,
-            wish.cache_salt,
+            extra_key=wish.extra_key,
+            cache_salt=wish.cache_salt,
             priority=wish.priority,
         )
+        asked = Asked(spec, sampling)
         return Generation(self.bridge, self.model.tokenizer, asked, wish.ending)
 
 

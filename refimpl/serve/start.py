@@ -8,13 +8,10 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from refimpl.config import require
-from refimpl.model.catalog import open_model
 from refimpl.run.hands import geometry_of
-from refimpl.run.live import LiveExecutor
 from refimpl.run.options import Options
-from refimpl.run.real import ModelChoice, hands_of
+from refimpl.run.real import ModelChoice, executor_of
 from refimpl.run.setup import Simulation
-from refimpl.run.storage_setup import StoreOpener, identity_of
 from refimpl.serve.bridge import Bridge
 from refimpl.serve.service import Service, Storage
 from refimpl.workload.request import Workload
@@ -29,29 +26,18 @@ def start_service(options: Options, choice: ModelChoice, served_name: str | None
     require(options.trace is None and options.workload is None, "a server's load comes by HTTP")
     if options.max_total_tokens is None:
         options = replace(options, max_total_tokens=L1_TOKENS_DEFAULT)
-    model = open_model(
-        choice.path,
-        arithmetic=choice.arithmetic,
-        dtype=choice.dtype,
-        device=choice.device,
-        seed=options.seed,
-    )
     require(options.page_size >= 1, f"--page-size {options.page_size} must be at least 1 token")
+    model = choice.open(options.seed)
     page_bytes = geometry_of(model.config, options.page_size).page_bytes
     resolved = Simulation(options, Workload("served", []), page_bytes)
-    hands = hands_of(resolved.engine, resolved.transfer, model)
     name = served_name or choice.path
-    host = hands.mover.host
-    executor = LiveExecutor(hands, StoreOpener(identity_of(hands.model, host, name), host))
+    executor = executor_of(resolved, model, name)
+    prefetch = resolved.engine.cache.prefetch
     storage = Storage(write_policy=options.hicache_write_policy)
     if resolved.engine.storage_backend:
-        extra = options.hicache_storage_backend_extra_config
-        executor.storage.open_now(resolved.engine.storage_backend, extra or "")
-        policy = resolved.engine.cache.prefetch.policy
-        storage = Storage(
-            resolved.engine.storage_backend, extra, policy, options.hicache_write_policy
-        )
+        storage.backend = resolved.engine.storage_backend
+        storage.extra_config = options.hicache_storage_backend_extra_config
+        storage.prefetch_policy = prefetch.policy
     settings = asdict(options) | asdict(choice) | resolved.effective()
     bridge = Bridge(resolved.engine, executor)
-    prefetch = resolved.engine.cache.prefetch
     return Service(model, bridge, resolved.engine, name, settings, prefetch, storage)

@@ -34,13 +34,11 @@ from aibrix_kvcache import (
 )
 
 from refimpl.config import require
-from refimpl.storage.backend import HostPage, Setting, StorageError
-from refimpl.storage.objects import is_page
+from refimpl.storage.backend import BATCH_NAMES, HostPage, Setting, StorageError
 
 asyncio.set_event_loop_policy(_policy)  # what is loaded above replaces that of the whole process
 
 _VARIABLES: Final = "AIBRIX_KV_CACHE_OL_"
-_BATCH_NAMES: Final = 128  # of a call, see Backend
 _SMALL_BYTES: Final = 256
 _LENGTH_BYTES: Final = 2
 
@@ -70,7 +68,7 @@ class AibrixBackend:
         """See Backend."""
         self._require_open()
         there = [False] * len(names)
-        for blocks, at in self._by_kind([is_page(self._setting.namespace, name) for name in names]):
+        for blocks, at in self._by_kind(list(map(self._setting.namespace.is_page, names))):
             for each in blocks.there([names[one] for one in at]):
                 there[at[each]] = True
         self._know(names, there)
@@ -119,8 +117,8 @@ class AibrixBackend:
         with self._lock:
             known, self._known = sorted(self._known), set()
         count = 0
-        for at in range(0, len(known), _BATCH_NAMES):
-            batch = known[at : at + _BATCH_NAMES]
+        for at in range(0, len(known), BATCH_NAMES):
+            batch = known[at : at + BATCH_NAMES]
             there = [name for name, found in zip(batch, self.exists(batch), strict=True) if found]
             count += self.delete(there).count(True)
         return count
@@ -162,7 +160,7 @@ class _Blocks:
     def __init__(self, spec: Any) -> None:
         self.nbytes: int = spec.block_nbytes
         self._tokens: int = spec.block_ntokens
-        length = _BATCH_NAMES * self._tokens
+        length = BATCH_NAMES * self._tokens
         config = KVCacheConfig(
             block_spec=spec, model_spec=ModelSpec(length, length), multi_threaded=True
         )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from refimpl.storage.names import Identity, Namespace
 
 Pieces: TypeAlias = tuple[memoryview, ...]
+BATCH_NAMES: Final = 128  # in one call, at most (spec 5.1)
 
 
 class StorageError(Exception):
@@ -64,7 +65,7 @@ class Setting:
 
 
 class Backend(Protocol):
-    """A store. Methods are called from several threads at once, and each with at most 128 names.
+    """A store. Methods are called from several threads at once, and each with at most ``BATCH_NAMES`` names.
 
     A method may raise anything: the caller counts it as a failure of the whole call. What is wrong
     with one name is told by its place in the answer. A value is readable under its name when it is

@@ -22,12 +22,11 @@ from typing import Final
 
 import xxhash
 
-from refimpl.storage.backend import Backend, HostPage, delete_values
+from refimpl.storage.backend import BATCH_NAMES, Backend, HostPage, delete_values
 from refimpl.storage.names import sidecar
 from refimpl.storage.tally import Tally
 
 _LOG: Final = logging.getLogger(__name__)
-_BATCH_NAMES: Final = 128  # of a call, see Backend
 CHECKSUM_BYTES: Final = 32
 
 
@@ -168,6 +167,6 @@ class Integrity:
 
 def _in_batches(ask: Callable[[Sequence[str]], list[bool]], names: Sequence[str]) -> list[bool]:
     answers: list[bool] = []
-    for first in range(0, len(names), _BATCH_NAMES):
-        answers += ask(names[first : first + _BATCH_NAMES])
+    for first in range(0, len(names), BATCH_NAMES):
+        answers += ask(names[first : first + BATCH_NAMES])
     return answers

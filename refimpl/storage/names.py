@@ -64,7 +64,10 @@ class Namespace:
 
     def owns(self, name: str) -> bool:
         """Is it the name of a page of this namespace, or of a page's checksum?"""
-        name = name.removesuffix(_SIDECAR)
+        return self.is_page(name.removesuffix(_SIDECAR))
+
+    def is_page(self, name: str) -> bool:
+        """Is it the name of a page of this namespace, rather than of something stored beside one?"""
         key = name[len(self.prefix) : len(name) - len(self.suffix)]
         is_framed = name.startswith(self.prefix) and name.endswith(self.suffix)
         return is_framed and len(key) == _HASH_LETTERS and set(key) <= set("0123456789abcdef")

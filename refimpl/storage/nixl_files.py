@@ -25,7 +25,7 @@ from refimpl.storage.backend import HostPage, Setting, StorageError
 from refimpl.storage.extra import text_of
 from refimpl.storage.file_page import remove_leftovers, temporary_in
 from refimpl.storage.names import require_file_names
-from refimpl.storage.objects import HALVES, is_page, object_names, value_of
+from refimpl.storage.objects import HALVES, object_names, objects_expected, value_of
 
 FOLDERS_VARIABLE: Final = "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR"
 _FOLDER: Final = "/tmp/hicache_storage"
@@ -76,8 +76,7 @@ class NixlFiles:
         """The files that must be there for ``name`` to have a value."""
         if not self._is_split:
             return [self.path(name)]
-        two = is_page(self._setting.namespace, name) and not self._setting.identity.is_mla
-        return [self.path(each) for each in object_names(name, 2 if two else 1)]
+        return [self.path(each) for each in objects_expected(self._setting, name)]
 
     def parts(self, owner: int, name: str, page: HostPage) -> list[Part]:
         """The objects of a value."""

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from refimpl.storage.backend import Setting
-from refimpl.storage.names import Namespace
 
 HALVES: Final = ("_k", "_v")
-_HASH_LETTERS: Final = 64
 
 
 def object_names(name: str, count: int) -> tuple[str, ...]:
@@ -35,14 +33,8 @@ def value_of(object_name: str) -> str:
 
 def objects_expected(setting: Setting, name: str) -> tuple[str, ...]:
     """The objects that must be there for ``name`` to have a value."""
-    count = 2 if is_page(setting.namespace, name) and not setting.identity.is_mla else 1
+    count = 2 if setting.namespace.is_page(name) and not setting.identity.is_mla else 1
     return object_names(name, count)
-
-
-def is_page(namespace: Namespace, name: str) -> bool:
-    """Is it the name of a page, rather than that of something stored beside one?"""
-    length = len(namespace.prefix) + _HASH_LETTERS + len(namespace.suffix)
-    return len(name) == length and namespace.owns(name)
 
 
 def address_of(piece: memoryview) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from refimpl.keys import Prompt, TokenPrompt
+from refimpl.messages import Submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,18 @@ class RequestSpec:
     cache_salt: str | None = None
     lora_id: str | None = None
     priority: int = 0
+
+    def submit(self) -> Submit:
+        """The event that hands it to an engine."""
+        return Submit(
+            self.rid,
+            self.prompt,
+            self.output_tokens,
+            self.extra_key,
+            self.cache_salt,
+            self.lora_id,
+            self.priority,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,55 @@
+"""What the bodies of all APIs that generate have in common.
+
+Fields that are not listed are tolerated: clients send many that concern other servers.
+Must not know: routes. Called by: native, openai.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from refimpl.serve.generation import Ending
+from refimpl.serve.service import Wish
+
+
+class Namespaced(BaseModel):
+    """Whose pages a request may share, and how urgent it is."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
+
+
+class Choices(BaseModel):
+    """How tokens are chosen, and where an answer ends."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(-1, ge=-1, le=1 << 31)
+    n: int = Field(1, ge=1, le=128)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    no_stop_trim: bool = False
+
+    def wish_of(self, output_tokens: int, seed: int | None, whose: Namespaced) -> Wish:
+        """What is asked for, in the words of the service."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return Wish(
+            output_tokens=output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=seed,
+            n=self.n,
+            ignores_eos=self.ignore_eos,
+            stop_ids=tuple(self.stop_token_ids or ()),
+            ending=Ending(tuple(filter(None, stops)), self.no_stop_trim),
+            extra_key=whose.extra_key,
+            cache_salt=whose.cache_salt,
+            priority=whose.priority or 0,
+        )
