@@ -69,10 +69,7 @@ class HostPages:
         size = self.pool.geometry.page_bytes
         source = torch.Generator().manual_seed(seed)
         data = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=source)
-        view, at = memoryview(data.numpy()), 0
-        for piece in self.pool.pieces(slot):
-            piece[:] = view[at : at + piece.nbytes]
-            at += piece.nbytes
+        assert self.page(slot).fill(memoryview(data.numpy()))
 
     def page(self, slot: int) -> HostPage:
         return HostPage(self.pool.pieces(slot), slot)

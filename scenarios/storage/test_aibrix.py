@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,11 @@ from refimpl.config import ConfigError
 from refimpl.memory.layout import Geometry
 from refimpl.storage.backend import Backend, HostPage, StorageError
 from refimpl.storage.factory import open_backend
-from scenarios.storage.host_pages import GQA, KEYS, MLA, PAGES, HostPages, loose, payload
+from scenarios.storage.client_checks import (
+    check_deleted_pages_can_be_written_again,
+    check_threads_mix_no_pages,
+)
+from scenarios.storage.host_pages import GQA, MLA, PAGES, HostPages, loose, payload
 from scenarios.tidy import ROOT
 
 pytest.importorskip("refimpl.storage.aibrix", reason="the extra aibrix is absent")
@@ -156,32 +159,11 @@ def test_clear_deletes_its_own_namespace_and_nothing_else(host: HostPages, store
 
 
 def test_deleted_pages_can_be_written_again(host: HostPages, store: Backend) -> None:
-    name = host.names()[:1]
-    store.set(name, [host.page(0)])
-    assert store.delete([*name, "absent"]) == [True, True]  # type: ignore[attr-defined]
-    assert store.exists(name) == [False]
-    store.set(name, [host.page(1)])
-    store.get(name, host.targets(1))
-    assert payload(host.page(PAGES)) == payload(host.page(1))
+    check_deleted_pages_can_be_written_again(host, store)
 
 
 def test_threads_share_one_client_without_mixing_pages(host: HostPages, store: Backend) -> None:
-    wrong: list[int] = []
-
-    def work(at: int) -> None:
-        for turn in range(5):
-            name = host.names([KEYS[at * 5 + turn]])
-            store.set(name, [host.page(at)])
-            is_read = store.get(name, [host.page(PAGES + at)])
-            if is_read != [True] or payload(host.page(at)) != payload(host.page(PAGES + at)):
-                wrong.append(at)
-
-    threads = [threading.Thread(target=work, args=(at,)) for at in range(PAGES)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    check_threads_mix_no_pages(host, store, turns=5)
 
 
 def test_each_block_that_is_read_is_given_back_before_the_next(

@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,12 @@ from refimpl.memory.layout import Geometry
 from refimpl.storage.backend import Backend, HostPage, StorageError
 from refimpl.storage.factory import open_backend
 from refimpl.storage.servers import MooncakeMaster, free_ports, mooncake_master, stop
+from scenarios.storage.client_checks import (
+    check_deleted_pages_can_be_written_again,
+    check_the_first_value_is_kept,
+    check_threads_mix_no_pages,
+    check_what_is_missing_leaves_the_rest_alone,
+)
 from scenarios.storage.host_pages import GQA, KEYS, MLA, PAGES, HostPages, loose, payload
 from scenarios.tidy import ROOT
 
@@ -152,21 +157,11 @@ def read_in_another_process(extra: dict[str, Any]) -> None:
 
 
 def test_what_is_missing_of_a_batch_leaves_the_rest_alone(host: HostPages, store: Backend) -> None:
-    names = host.names()
-    store.set(names[::2], host.sources()[::2])
-    every_other = [at % 2 == 0 for at in range(PAGES)]
-    assert store.exists(names) == every_other
-    assert store.get(names, host.targets()) == every_other
-    for at in range(0, PAGES, 2):
-        assert payload(host.page(at)) == payload(host.page(PAGES + at))
+    check_what_is_missing_leaves_the_rest_alone(host, store)
 
 
 def test_setting_a_name_again_keeps_the_first_value(host: HostPages, store: Backend) -> None:
-    name = host.names()[:1]
-    store.set(name, [host.page(0)])
-    assert store.set(name, [host.page(1)]) == [True]
-    store.get(name, host.targets(1))
-    assert payload(host.page(PAGES)) == payload(host.page(0))
+    check_the_first_value_is_kept(host, store)
 
 
 def test_a_name_that_comes_three_times_in_a_call_fills_every_page(
@@ -247,33 +242,11 @@ def test_clear_deletes_its_own_namespace_and_nothing_else(
 
 
 def test_deleted_pages_can_be_written_again(host: HostPages, store: Backend) -> None:
-    name = host.names()[:1]
-    store.set(name, [host.page(0)])
-    delete = store.delete  # type: ignore[attr-defined]  # what only some backends can
-    assert delete([*name, f"{name[0]}.sum"]) == [True, True]
-    assert store.exists(name) == [False]
-    store.set(name, [host.page(1)])
-    store.get(name, host.targets(1))
-    assert payload(host.page(PAGES)) == payload(host.page(1))
+    check_deleted_pages_can_be_written_again(host, store, f"{host.names()[0]}.sum")
 
 
 def test_threads_share_one_client_without_mixing_pages(host: HostPages, store: Backend) -> None:
-    wrong: list[int] = []
-
-    def work(at: int) -> None:
-        for turn in range(20):
-            name = host.names([KEYS[at * 20 + turn]])
-            store.set(name, [host.page(at)])
-            is_read = store.get(name, [host.page(PAGES + at)])
-            if is_read != [True] or payload(host.page(at)) != payload(host.page(PAGES + at)):
-                wrong.append(at)
-
-    threads = [threading.Thread(target=work, args=(at,)) for at in range(PAGES)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    check_threads_mix_no_pages(host, store, turns=20)
 
 
 def test_a_full_store_refuses_pages_without_failing(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from mmap import mmap
@@ -21,6 +20,12 @@ from refimpl.storage.backend import Backend, HostPage, Setting, StorageError
 from refimpl.storage.factory import open_backend
 from refimpl.storage.file_page import temporary_in
 from refimpl.storage.names import namespace_of
+from scenarios.storage.client_checks import (
+    check_deleted_pages_can_be_written_again,
+    check_the_first_value_is_kept,
+    check_threads_mix_no_pages,
+    check_what_is_missing_leaves_the_rest_alone,
+)
 from scenarios.storage.host_pages import GQA, KEYS, MLA, PAGES, HostPages, loose, payload
 from scenarios.tidy import ROOT
 
@@ -141,21 +146,11 @@ def read_in_another_process(folder: Path) -> None:
 
 
 def test_what_is_missing_of_a_batch_leaves_the_rest_alone(host: HostPages, store: Backend) -> None:
-    names = host.names()
-    store.set(names[::2], host.sources()[::2])
-    every_other = [at % 2 == 0 for at in range(PAGES)]
-    assert store.exists(names) == every_other
-    assert store.get(names, host.targets()) == every_other
-    for at in range(0, PAGES, 2):
-        assert payload(host.page(at)) == payload(host.page(PAGES + at))
+    check_what_is_missing_leaves_the_rest_alone(host, store)
 
 
 def test_setting_a_name_again_keeps_the_first_value(host: HostPages, store: Backend) -> None:
-    name = host.names()[:1]
-    store.set(name, [host.page(0)])
-    assert store.set(name, [host.page(1)]) == [True]
-    store.get(name, host.targets(1))
-    assert payload(host.page(PAGES)) == payload(host.page(0))
+    check_the_first_value_is_kept(host, store)
 
 
 @pytest.mark.parametrize("half", ["_k", "_v"])
@@ -335,32 +330,11 @@ def test_clear_leaves_other_namespaces_and_foreign_files_alone(
 
 
 def test_deleted_pages_can_be_written_again(host: HostPages, store: Backend) -> None:
-    name = host.names()[:1]
-    store.set(name, [host.page(0)])
-    assert store.delete([*name, "absent"]) == [True, True]  # type: ignore[attr-defined]
-    assert store.exists(name) == [False]
-    store.set(name, [host.page(1)])
-    store.get(name, host.targets(1))
-    assert payload(host.page(PAGES)) == payload(host.page(1))
+    check_deleted_pages_can_be_written_again(host, store)
 
 
 def test_threads_share_one_agent_without_mixing_pages(host: HostPages, store: Backend) -> None:
-    wrong: list[int] = []
-
-    def work(at: int) -> None:
-        for turn in range(10):
-            name = host.names([KEYS[at * 10 + turn]])
-            store.set(name, [host.page(at)])
-            is_read = store.get(name, [host.page(PAGES + at)])
-            if is_read != [True] or payload(host.page(at)) != payload(host.page(PAGES + at)):
-                wrong.append(at)
-
-    threads = [threading.Thread(target=work, args=(at,)) for at in range(PAGES)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    check_threads_mix_no_pages(host, store, turns=10)
 
 
 # ---- direct I/O ---------------------------------------------------------------------------------
