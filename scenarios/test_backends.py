@@ -19,6 +19,7 @@ from refimpl.conformance.subject import Subject, subject_of
 from refimpl.conformance.verdict import judge
 from refimpl.storage.mooncake_lender import lent_memory
 from refimpl.storage.servers import mooncake_master
+from scenarios.storage.aibrix_patience import PATIENCE
 
 # The backends that come with the project, and what of their clients must be installed.
 _OURS = {
@@ -74,6 +75,7 @@ def extra_config(
             plugin = {"posix": {"active": True}}
             return json.dumps({"storage_dir": str(tmp_path), "plugin": plugin})
         case "aibrix":
+            monkeypatch.setenv(*PATIENCE)
             monkeypatch.setenv("AIBRIX_KV_CACHE_OL_L1_CACHE_ENABLED", "0")
             monkeypatch.setenv("AIBRIX_KV_CACHE_OL_L2_CACHE_BACKEND", "SHFS")
             monkeypatch.setenv("AIBRIX_KV_CACHE_OL_SHFS_ROOT", str(tmp_path))

@@ -40,12 +40,15 @@ def conform(
     from refimpl.conformance.limit import is_something_left
     from refimpl.conformance.show import conform as conform_and_show
 
-    is_good = conform_and_show(backend, extra_config, lifetime, seconds=limit, as_json=as_json)
-    if is_something_left():  # threads of a store that hangs would keep the process
+    try:
+        is_good = conform_and_show(backend, extra_config, lifetime, seconds=limit, as_json=as_json)
+        code = 0 if is_good else 1
+    except KeyboardInterrupt:
+        code = 130
+    if is_something_left():  # threads of a store that hangs would keep the process, or abort it
         sys.stdout.flush()
-        os._exit(0 if is_good else 1)
-    if not is_good:
-        raise typer.Exit(1)
+        os._exit(code)
+    raise typer.Exit(code)
 
 
 @storage.command("up")

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from time import monotonic
 from typing import Final, TypeVar
+
+from refimpl.run import patience
 
 SECONDS_MAX: Final = 60.0  # for what should take one
 _NAME: Final = "conform: "
@@ -25,33 +26,23 @@ class StoppedError(Exception):
 def within(
     seconds: float, call: Callable[[], _Answer], since: Callable[[], float] | None = None
 ) -> _Answer:
-    """What ``call`` answers or raises, on a thread of its own.
+    """What ``call`` answers or raises; ``since`` as for ``patience.within``.
 
-    The time counts from the start, or from the moment that ``since`` tells, where that is later. Raises
-    StoppedError when it is up, and for a SystemExit and its like.
+    Raises StoppedError when the time is up, and for a SystemExit and its like.
     """
-    answers: list[_Answer] = []
-    faults: list[BaseException] = []
-    started = monotonic()
 
-    def run() -> None:
+    def walled() -> _Answer:
         try:
-            answers.append(call())
-        except BaseException as error:
-            faults.append(error)
+            return call()
+        except Exception:
+            raise
+        except BaseException as fault:
+            raise StoppedError(f"it raised {fault!r}") from fault
 
-    thread = threading.Thread(target=run, name=f"{_NAME}{call!r}", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        left = max(started, since() if since else started) + seconds - monotonic()
-        if left <= 0:
-            raise StoppedError(f"no answer within {seconds:g} s")
-        thread.join(left)
-    for fault in faults:
-        if isinstance(fault, Exception):
-            raise fault
-        raise StoppedError(f"it raised {fault!r}") from fault
-    return answers[0]
+    try:
+        return patience.within(seconds, walled, since=since, name=f"{_NAME}{call!r}")
+    except patience.TooLateError as error:
+        raise StoppedError(str(error)) from None
 
 
 def is_something_left() -> bool:

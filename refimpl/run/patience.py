@@ -1,12 +1,13 @@
 """Waiting for somebody else's code, but not for ever.
 
-Must not know: whose code it is. Called by: live_storage.
+Must not know: whose code it is. Called by: live_storage, the conformance kit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock, Thread
+from time import monotonic
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
@@ -17,17 +18,27 @@ class TooLateError(Exception):
 
 
 def within(
-    limit_s: float, call: Callable[[], Result], late: Callable[[Result], object] | None = None
+    limit_s: float,
+    call: Callable[[], Result],
+    *,
+    late: Callable[[Result], object] | None = None,
+    since: Callable[[], float] | None = None,
+    name: str = "others_code",
 ) -> Result:
-    """The result of ``call``, which runs on a thread of its own for as long as it likes.
+    """The result of ``call``, which runs on a thread of its own, ``name``, for as long as it likes.
 
-    Raises what it raises, whatever that is, or TooLateError after ``limit_s``; a result that comes
-    after all is given to ``late``.
+    The time counts from the start, or from the moment (of ``time.monotonic``) that ``since`` tells where
+    that is later. Raises what ``call`` raises, whatever that is, or TooLateError after ``limit_s``; a
+    result that comes after all is given to ``late``.
     """
     waiting = _Call(call, late)
-    thread = Thread(target=waiting.run, name="others_code", daemon=True)
+    started = monotonic()
+    thread = Thread(target=waiting.run, name=name, daemon=True)
     thread.start()
-    thread.join(limit_s)
+    left = limit_s
+    while thread.is_alive() and left > 0:
+        thread.join(left)
+        left = max(started, since() if since else started) + limit_s - monotonic()
     return waiting.result(limit_s)
 
 

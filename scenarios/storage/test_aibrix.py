@@ -13,6 +13,7 @@ from refimpl.config import ConfigError
 from refimpl.memory.layout import Geometry
 from refimpl.storage.backend import Backend, HostPage, StorageError
 from refimpl.storage.factory import open_backend
+from scenarios.storage.aibrix_patience import PATIENCE
 from scenarios.storage.client_checks import (
     check_deleted_pages_can_be_written_again,
     check_threads_mix_no_pages,
@@ -33,6 +34,7 @@ FOLDER = "AIBRIX_KV_CACHE_OL_{}_ROOT"
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a store that AIBrix has been told to use."""
     monkeypatch.setenv("AIBRIX_KV_CACHE_OL_L2_CACHE_BACKEND", request.param)
+    monkeypatch.setenv(*PATIENCE)
     monkeypatch.setenv(FOLDER.format(request.param), str(tmp_path))
     return tmp_path
 
