@@ -9,7 +9,7 @@ import typer
 
 from refimpl.cli.flags import with_options
 from refimpl.cli.run import ArithmeticName, Device, Dtype
-from refimpl.config import ConfigError
+from refimpl.config import ConfigError, require_choice
 from refimpl.run.options import Options
 
 SERVER = "Server"
@@ -31,6 +31,14 @@ def serve(
     arithmetic: ArithmeticName = "fast",
     dtype: Dtype = "auto",
     device: Device = "auto",
+    hands: Annotated[
+        str,
+        typer.Option(
+            help="torch: a real model; none: no model, the simulator's timing (--model, --hardware)"
+            " and made-up answers",
+            rich_help_panel="Model",
+        ),
+    ] = "torch",
     host: Annotated[str, typer.Option(help="address", rich_help_panel=SERVER)] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port", rich_help_panel=SERVER)] = 30000,
     api_key: Annotated[
@@ -47,18 +55,26 @@ def serve(
     ] = False,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API, SGLang's own and the admin API of L3."""
+    require_choice("--hands", hands, ("torch", "none"))
     try:
-        from refimpl.run.real import ModelChoice
         from refimpl.serve.admin import Keys
         from refimpl.serve.app import build_app
         from refimpl.serve.app import serve as serve_app
-        from refimpl.serve.start import start_service
+
+        if hands == "none":
+            from refimpl.serve.start_null import start_null_service
+
+            service = start_null_service(options, served_model_name)
+        else:
+            from refimpl.run.real import ModelChoice
+            from refimpl.serve.start import start_service
+
+            choice = ModelChoice(model_path, arithmetic, dtype, device)
+            service = start_service(options, choice, served_model_name)
     except ImportError as error:
         raise ConfigError(
             f"serve needs {error.name}: pip install -e '.[serve,torch,kernels]'"
         ) from None
-    choice = ModelChoice(model_path, arithmetic, dtype, device)
-    service = start_service(options, choice, served_model_name)
     app = build_app(service, Keys(api_key, admin_api_key, strict=strict_admin))
     print(f"serving {service.name} on http://{host}:{port}", file=sys.stderr, flush=True)
     serve_app(app, host, port)

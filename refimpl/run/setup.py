@@ -288,13 +288,14 @@ class Simulation:
 
     def world(self) -> World:
         """A fresh world of this configuration."""
-        store = SharedStore(self._store_pages)
-        instances = [
-            Instance(Engine(self.engine), LaneExecutor(self.cost, store, faults))
-            for faults in self._faults
-        ]
+        instances = [Instance(Engine(self.engine), lanes) for lanes in self.lanes()]
         router = Router(len(instances), self._router)
         return World(instances, router, self.options.page_size)
+
+    def lanes(self) -> list[LaneExecutor]:
+        """Fresh lanes of each instance, over one L3."""
+        store = SharedStore(self._store_pages)
+        return [LaneExecutor(self.cost, store, faults) for faults in self._faults]
 
     def _replay(self, progress: Callable[[int], None] | None, listener: Listener | None) -> Record:
         record = Record()

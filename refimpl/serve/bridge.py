@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import count
+from queue import Empty
 from threading import Event as Flag
 from threading import Lock, Thread
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from refimpl.config import EngineConfig
 from refimpl.core.engine import Engine
@@ -29,12 +31,14 @@ from refimpl.messages import (
     Reply,
     Submit,
 )
-from refimpl.model.sampling import Sampling
-from refimpl.run.live import LiveExecutor, LiveLoop
+from refimpl.model.choice import Logprob, Sampling
+from refimpl.run.live_loop import LiveLoop, Question, Stepped, WallExecutor
 from refimpl.run.record import Row
 from refimpl.workload.request import RequestSpec
 
 JOIN_S: Final = 60  # for the requests that are under way when the server stops
+
+Answered = TypeVar("Answered")
 
 STOPPED: Final = "error: the engine has stopped; restart the server"
 
@@ -43,10 +47,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request in tokens, and how they are chosen; the bridge gives it its ``rid``."""
+    """A request in tokens, and how they are chosen; the bridge gives it its ``rid``.
+
+    ``is_followed``: its tokens are told one by one, as they come.
+    """
 
     spec: RequestSpec
     sampling: Sampling
+    is_followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,7 @@ class Tokens:
 
     tokens: list[int]
     row: Row
+    logprobs: list[Logprob] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +74,23 @@ class Ended:
     row: Row
 
 
+class StoppedError(Exception):
+    """The engine has stopped and answers no question."""
+
+
 Heard: TypeAlias = Callable[[Tokens | Ended], None]
 
 
 class Bridge:
     """Owns the engine and its thread, from ``start`` to ``stop``."""
 
-    def __init__(self, config: EngineConfig, executor: LiveExecutor) -> None:
-        executor.keeps_outputs = False
+    def __init__(self, config: EngineConfig, executor: WallExecutor) -> None:
         self.engine = Engine(config)
         self.error: BaseException | None = None  # what stopped the engine
         self._executor = executor
-        self._loop = LiveLoop(self.engine, executor, self._replied, self._answered)
+        self._loop = LiveLoop(self.engine, executor, self._replied, self._answered, self._stepped)
         self._rids = count(1)
-        self._asked: dict[int, tuple[RequestSpec, Sampling, Heard]] = {}
+        self._asked: dict[int, tuple[Asked, Heard]] = {}  # by rid
         self._lock = Lock()
         self._changes: dict[str, Future[Answer]] = {}  # by what was asked: attach, detach, flush
         self._stopping = Flag()
@@ -99,11 +111,11 @@ class Bridge:
     def submit(self, asked: Asked, heard: Heard) -> int:
         """Ask for an answer; ``heard`` is called on the engine's thread until ``Ended``."""
         rid = next(self._rids)
-        spec = replace(asked.spec, rid=rid)
+        asked = replace(asked, spec=replace(asked.spec, rid=rid))
         with self._lock:
             if self._is_taking:
-                self._asked[rid] = spec, asked.sampling, heard
-                self._executor.inbox.put(spec.submit())
+                self._asked[rid] = asked, heard
+                self._executor.inbox.put(asked.spec.submit())
                 return rid
         heard(Ended(STOPPED, Row(rid, 0, 0, 0, 0, 0)))
         return rid
@@ -126,6 +138,16 @@ class Bridge:
                 self._changes[kind] = future
                 self._executor.inbox.put(event)
         return future
+
+    def ask(self, ask: Callable[[Engine], Answered]) -> Future[Answered]:
+        """Something to be read off the engine, on its own thread. The future fails once it has stopped."""
+        answer: Future[Answered] = Future()
+        with self._lock:
+            if self._is_taking:
+                self._executor.inbox.put(Question(ask, answer))
+            else:
+                answer.set_exception(StoppedError(STOPPED))
+        return answer
 
     def stop(self) -> None:
         """Let what is under way end, then end all threads."""
@@ -152,12 +174,12 @@ class Bridge:
             changes = list(self._changes.items())
         for rid in list(self._asked):
             self._end(rid, STOPPED)
+        self._refuse_questions()
         for kind, future in changes:
             future.set_result(Answer(kind, False, STOPPED.removeprefix("error: ")))
 
     def _turn(self) -> None:
-        events = self._loop.wait()
-        now = self._loop.now()
+        events, now = self._loop.wait()
         for event in events:
             self._before(event, now)
         self._loop.turn(events, now)
@@ -165,13 +187,29 @@ class Bridge:
     def _before(self, event: AnyEvent, now: int) -> None:
         """What others have to know of an event before the engine does."""
         if isinstance(event, Submit):
-            spec, sampling, _ = self._asked[event.rid]
-            self._loop.record.submitted(spec, 0, now)
-            self._executor.tell(event, sampling)
+            asked, _ = self._asked[event.rid]
+            self._loop.record.submitted(asked.spec, 0, now)
+            self._executor.tell(event, asked.sampling, is_followed=asked.is_followed)
         elif isinstance(event, BatchDone):
             for rid, tokens in event.tokens.items():
                 if tokens and rid in self._asked:
-                    self._asked[rid][-1](Tokens(tokens, self._loop.record.rows[rid]))
+                    asked, heard = self._asked[rid]
+                    if not asked.is_followed:  # else it has been told
+                        heard(Tokens(tokens, self._loop.record.rows[rid]))
+
+    def _stepped(self, stepped: Stepped) -> None:
+        for rid, tokens in stepped.tokens.items():
+            if rid in self._asked:
+                _, heard = self._asked[rid]
+                heard(Tokens(tokens, self._loop.record.rows[rid], stepped.logprobs.get(rid, [])))
+
+    def _refuse_questions(self) -> None:
+        """Those that came when nobody was there to answer any more."""
+        with suppress(Empty):
+            while True:
+                item = self._executor.inbox.get_nowait()
+                if isinstance(item, Question):
+                    item.answer.set_exception(StoppedError(STOPPED))
 
     def _replied(self, reply: Reply, _: int) -> None:
         if reply.finish:
@@ -179,7 +217,7 @@ class Bridge:
 
     def _end(self, rid: int, reason: str) -> None:
         """Tell whoever asked, and forget the request."""
-        *_, heard = self._asked.pop(rid)
+        _, heard = self._asked.pop(rid)
         row = self._loop.record.rows.pop(rid, None) or Row(rid, 0, 0, 0, 0, 0)
         heard(Ended(reason, row))
 
