@@ -109,6 +109,11 @@ class LiveExecutor:
             case _:
                 raise AssertionError(f"nobody carries out {command}")
 
+    def moved(self) -> dict[str, tuple[int, int]]:
+        """(bytes, ns) of the copies so far, by way."""
+        ways = self.hands.mover.moved | self.storage.moved
+        return {way: (done.bytes, done.ns) for way, done in ways.items()}
+
     def check(self) -> None:
         """Raise what stopped a pump, if one has stopped."""
         self._device.check()

@@ -24,6 +24,7 @@ from refimpl.messages import (
     DetachStorage,
     Flush,
     Reply,
+    Step,
     Submit,
     Tick,
 )
@@ -71,6 +72,9 @@ class WallExecutor(Protocol):
 
     def pop_due(self, now: int) -> list[AnyEvent | Stepped]:
         """All that has ended by ``now`` without telling the inbox."""
+
+    def moved(self) -> dict[str, tuple[int, int]]:
+        """(bytes, ns) of the copies so far, by way: load_back, backup, l3_read, l3_write."""
 
     def check(self) -> None:
         """Raise what stopped a thread of its own, if one has stopped."""
@@ -133,11 +137,11 @@ class LiveLoop:
         dues = (next_due, engine.deadline(), executor.next_due(), now + NS_PER_S)
         return max(min([at for at in dues if at is not None]) - now, 0) / NS_PER_S
 
-    def turn(self, events: list[AnyEvent], now: int) -> None:
+    def turn(self, events: list[AnyEvent], now: int) -> Step:
         """Have ``events`` handled, completions before what clients ask for (contract 7)."""
         deadline = self._engine.deadline()
         if not events and (deadline is None or deadline > now):
-            return
+            return Step.NOTHING
         events.sort(key=lambda event: isinstance(event, ASKED))
         step = self._engine.handle(events or (Tick(),), now)
         self.record.take(step, 0, now)
@@ -149,6 +153,7 @@ class LiveLoop:
                 self._executor.submit(command, now)
             elif self._answered is not None:
                 self._answered(command)
+        return step
 
 
 def answer_question(question: Question, engine: Engine) -> None:

@@ -33,6 +33,12 @@ from refimpl.run.live_loop import Inbox, Stepped
 from refimpl.units import Random
 
 _LETTERS: Final = b"etaoinshrdlu cmfwypvbgkqjxz ETAOIN,."
+_LANES: Final = {
+    "load_back": "host_up",
+    "backup": "host_down",
+    "l3_read": "l3_read",
+    "l3_write": "l3_write",
+}  # by way
 _PERIOD: Final = 997  # a prime, so that answers of one prompt and seed repeat late
 
 
@@ -184,6 +190,15 @@ class NullExecutor:
         ended = tuple(rid for rid, said in tokens.items() if said[-1] in self._served[rid].stops)
         told: list[AnyEvent | Stepped] = [Stepped(fresh)] if fresh else []
         return [*told, replace(done, tokens=tokens, ended=ended)]
+
+    def moved(self) -> dict[str, tuple[int, int]]:
+        """(bytes, ns) of the copies so far, by way; of all ranks together."""
+        cost, lanes = self.lanes.cost, {use.name: use for use in self.lanes.use()}
+        page_bytes = cost.page_bytes * cost.tp_size
+        return {
+            way: (lanes[lane].pages * page_bytes, lanes[lane].busy_ns)
+            for way, lane in _LANES.items()
+        }
 
     def check(self) -> None:
         """There is no thread that could have stopped."""

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from refimpl.serve.admin import Keys, admin_routes
 from refimpl.serve.errors import RequestError
 from refimpl.serve.info import info_routes, text_routes
+from refimpl.serve.loads import load_routes
 from refimpl.serve.native import native_routes
 from refimpl.serve.openai import openai_routes
 from refimpl.serve.service import Service
@@ -40,6 +41,7 @@ def build_app(service: Service, keys: Keys) -> FastAPI:
     app.include_router(native_routes(service), dependencies=user)
     app.include_router(text_routes(service), dependencies=user)
     app.include_router(info_routes(service), dependencies=user)
+    app.include_router(load_routes(service), dependencies=user)
     app.include_router(admin_routes(service, keys))
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(RequestValidationError, _invalid)

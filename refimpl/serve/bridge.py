@@ -8,7 +8,7 @@ Called by: generation, admin.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from itertools import count
 from queue import Empty
 from threading import Event as Flag
 from threading import Lock, Thread
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from refimpl.config import EngineConfig
 from refimpl.core.engine import Engine
@@ -29,6 +29,7 @@ from refimpl.messages import (
     DetachStorage,
     Flush,
     Reply,
+    Step,
     Submit,
 )
 from refimpl.model.choice import Logprob, Sampling
@@ -74,6 +75,19 @@ class Ended:
     row: Row
 
 
+class Watcher(Protocol):
+    """Who counts what happens; called on the engine's thread."""
+
+    def took(self, events: Iterable[AnyEvent], step: Step, now: int) -> None:
+        """One turn of the engine."""
+
+    def followed(self, gap_ns: int, tokens: int) -> None:
+        """Tokens of a followed answer, so long after those before."""
+
+    def ended(self, row: Row, *, is_streaming: bool) -> None:
+        """A request is over."""
+
+
 class StoppedError(Exception):
     """The engine has stopped and answers no question."""
 
@@ -84,10 +98,12 @@ Heard: TypeAlias = Callable[[Tokens | Ended], None]
 class Bridge:
     """Owns the engine and its thread, from ``start`` to ``stop``."""
 
-    def __init__(self, config: EngineConfig, executor: WallExecutor) -> None:
+    def __init__(self, config: EngineConfig, executor: WallExecutor, watcher: Watcher) -> None:
         self.engine = Engine(config)
         self.error: BaseException | None = None  # what stopped the engine
-        self._executor = executor
+        self._executor, self._watcher = executor, watcher
+        self._is_deaf = False  # the watcher has failed, which was logged
+        self._last_token_ns: dict[int, int] = {}  # of followed answers, by rid
         self._loop = LiveLoop(self.engine, executor, self._replied, self._answered, self._stepped)
         self._rids = count(1)
         self._asked: dict[int, tuple[Asked, Heard]] = {}  # by rid
@@ -139,6 +155,14 @@ class Bridge:
                 self._executor.inbox.put(event)
         return future
 
+    def now(self) -> int:
+        """The time of the engine's loop, in ns."""
+        return self._loop.now()
+
+    def moved(self) -> dict[str, tuple[int, int]]:
+        """(bytes, ns) of the copies so far, by way."""
+        return self._executor.moved()
+
     def ask(self, ask: Callable[[Engine], Answered]) -> Future[Answered]:
         """Something to be read off the engine, on its own thread. The future fails once it has stopped."""
         answer: Future[Answered] = Future()
@@ -182,7 +206,9 @@ class Bridge:
         events, now = self._loop.wait()
         for event in events:
             self._before(event, now)
-        self._loop.turn(events, now)
+        step = self._loop.turn(events, now)
+        if step is not Step.NOTHING:
+            self._watch(lambda: self._watcher.took(events, step, now))
 
     def _before(self, event: AnyEvent, now: int) -> None:
         """What others have to know of an event before the engine does."""
@@ -202,6 +228,23 @@ class Bridge:
             if rid in self._asked:
                 _, heard = self._asked[rid]
                 heard(Tokens(tokens, self._loop.record.rows[rid], stepped.logprobs.get(rid, [])))
+                self._note_gap(rid, len(tokens))
+
+    def _note_gap(self, rid: int, tokens: int) -> None:
+        now = self._loop.now()
+        before = self._last_token_ns.get(rid)
+        self._last_token_ns[rid] = now
+        if before is not None:
+            self._watch(lambda: self._watcher.followed(now - before, tokens))
+
+    def _watch(self, tell: Callable[[], None]) -> None:
+        """Tell the watcher. Counting must never cost an answer (field report V05)."""
+        try:
+            tell()
+        except Exception:
+            if not self._is_deaf:
+                _log.exception("metrics have failed; further failures are not logged")
+            self._is_deaf = True
 
     def _refuse_questions(self) -> None:
         """Those that came when nobody was there to answer any more."""
@@ -217,9 +260,11 @@ class Bridge:
 
     def _end(self, rid: int, reason: str) -> None:
         """Tell whoever asked, and forget the request."""
-        _, heard = self._asked.pop(rid)
+        asked, heard = self._asked.pop(rid)
         row = self._loop.record.rows.pop(rid, None) or Row(rid, 0, 0, 0, 0, 0)
+        self._last_token_ns.pop(rid, None)
         heard(Ended(reason, row))
+        self._watch(lambda: self._watcher.ended(row, is_streaming=asked.is_followed))
 
     def _answered(self, answer: Answer) -> None:
         with self._lock:

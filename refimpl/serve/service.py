@@ -20,6 +20,7 @@ from refimpl.run.record import Row
 from refimpl.serve.bridge import Asked, Bridge
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Ending, Generation
+from refimpl.serve.metrics import Metrics
 from refimpl.workload.request import RequestSpec
 
 
@@ -75,6 +76,8 @@ class Service:
     name: str
     settings: dict[str, Any]
     prefetch: PrefetchConfig
+    metrics: Metrics
+    page_bytes: int  # of all ranks together
     storage: Storage = field(default_factory=Storage)
     started: int = field(default_factory=lambda: int(time.time()))
 

@@ -14,6 +14,7 @@ from refimpl.run.live_loop import WallExecutor
 from refimpl.run.options import Options
 from refimpl.run.setup import Simulation
 from refimpl.serve.bridge import Bridge
+from refimpl.serve.metrics import Metrics
 from refimpl.serve.service import Served, Service, Storage
 from refimpl.workload.request import Workload
 
@@ -46,9 +47,11 @@ def service_of(
         storage.backend = engine.storage_backend
         storage.extra_config = options.hicache_storage_backend_extra_config
         storage.prefetch_policy = prefetch.policy
-    bridge = Bridge(engine, executor)
+    page_bytes = resolved.page_bytes * options.tp_size
+    metrics = Metrics(name, engine.cache.page_size, page_bytes, executor.moved)
+    bridge = Bridge(engine, executor, metrics)
     told = dict(settings) | resolved.effective()
-    return Service(served, bridge, engine, name, told, prefetch, storage)
+    return Service(served, bridge, engine, name, told, prefetch, metrics, page_bytes, storage)
 
 
 def with_l1(options: Options, tokens: int) -> Options:
