@@ -76,7 +76,7 @@ class Generation:
 
     def __init__(self, bridge: Bridge, tokenizer: Tokenizer, asked: Asked, ending: Ending) -> None:
         self._bridge, self._tokenizer = bridge, tokenizer
-        self._asked, self._ending = asked, ending
+        self.asked, self._ending = asked, ending
         self._queue: asyncio.Queue[Tokens | Ended] = asyncio.Queue()
         self.rid = 0
 
@@ -88,7 +88,7 @@ class Generation:
         def heard(said: Tokens | Ended) -> None:
             loop.call_soon_threadsafe(self._queue.put_nowait, said)
 
-        self.rid = self._bridge.submit(self._asked, heard)
+        self.rid = self._bridge.submit(self.asked, heard)
         text = _StopText(Detokenizer(self._tokenizer), self._ending)
         try:
             while not is_over:
