@@ -37,11 +37,11 @@ class _Body(Choices, Namespaced):
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     stream: bool = False
     stream_options: dict[str, Any] | None = None
+    return_cached_tokens_details: bool = False
 
-    @property
-    def includes_usage(self) -> bool:
-        """Does a stream end with its usage?"""
-        return bool((self.stream_options or {}).get("include_usage"))
+    def streams_with(self, option: str) -> bool:
+        """Is an option of streams on: include_usage or continuous_usage_stats?"""
+        return bool((self.stream_options or {}).get(option))
 
 
 class CompletionBody(_Body):
@@ -169,7 +169,7 @@ class _Completions:
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
 
     def __init__(self, service: Service, body: _Body) -> None:
-        self._service, self._includes_usage, self._n = service, body.includes_usage, body.n
+        self._service, self._body = service, body
         self._tokenizer = service.model.tokenizer
         self._frame = {
             "id": f"{self.prefix}-{uuid4().hex}",
@@ -198,14 +198,15 @@ class _Completions:
             | {"matched_stop": one.finish.matched if one.finish else None}
             for at, (one, echo) in enumerate(zip(done, echoes, strict=True))
         ]
-        usage = self._usage([one.row for one in done], sum(len(one.tokens) for one in done))
+        rows = [one.row for one in done]
+        usage = self._usage(rows, sum(len(one.tokens) for one in done))
         answer = self._frame | {"object": self.kind, "choices": choices, "usage": usage}
-        return Response(json.dumps(answer), media_type="application/json")
+        return Response(json.dumps(answer | self._extension(rows)), media_type="application/json")
 
     async def chunks(self, asked: list[Generation]) -> AsyncIterator[str]:
         """The choices as they come, then the usage if it is wanted."""
         rows: dict[int, Row] = {}
-        completion = 0
+        completion, is_continuous = 0, self._body.streams_with("continuous_usage_stats")
         for at in range(len(asked)):
             for choice in self.opening(at):
                 yield self._chunk([choice])
@@ -215,13 +216,24 @@ class _Completions:
             finish = piece.finish.reason if piece.finish else None
             if piece.text or piece.logprobs or finish:
                 told = piece.tokens, piece.logprobs
-                yield self._chunk([self.delta(at, piece.text, finish, told)])
-        if self._includes_usage:
-            yield self._chunk([], self._usage([rows[at] for at in sorted(rows)], completion))
+                usage = self._usage(list(rows.values()), completion) if is_continuous else None
+                yield self._chunk([self.delta(at, piece.text, finish, told)], usage)
+        in_order = [rows[at] for at in sorted(rows)]
+        if extension := self._extension(in_order):
+            yield self._chunk([], extension=extension)
+        if self._body.streams_with("include_usage"):
+            yield self._chunk([], self._usage(in_order, completion))
+
+    def _extension(self, rows: list[Row]) -> dict[str, Any]:
+        """Hits by tier where upstream has them, for clients that ask (spec 12.2)."""
+        if not self._body.return_cached_tokens_details:
+            return {}
+        details = cached_details(rows[0], self._service.storage.backend)
+        return {"sglext": {"cached_tokens_details": details}}
 
     def _usage(self, rows: list[Row], completion: int) -> dict[str, Any]:
         """Tokens of all choices; a prompt counts once, however many answers were asked for."""
-        firsts = rows[:: self._n]
+        firsts = rows[:: self._body.n]
         prompt = sum(row.prompt_tokens for row in firsts)
         return {
             "prompt_tokens": prompt,
@@ -233,9 +245,14 @@ class _Completions:
             },
         }
 
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
+    def _chunk(
+        self,
+        choices: list[dict[str, Any]],
+        usage: dict[str, Any] | None = None,
+        extension: dict[str, Any] | None = None,
+    ) -> str:
         frame = self._frame | {"object": self.chunk_kind, "choices": choices, "usage": usage}
-        return json.dumps(frame)
+        return json.dumps(frame | (extension or {}))
 
 
 class _Chat(_Completions):
