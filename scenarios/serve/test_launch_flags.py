@@ -14,22 +14,34 @@ from scenarios.command_line import CommandLine
 
 # Of mission M4, M6 and M10, with the launcher replaced. The last flag is ours: there is no such model here.
 COMMANDS = [
-    "--model-path M --page-size 64 --enable-hierarchical-cache --hicache-ratio 2"
-    " --hicache-io-backend kernel --hicache-mem-layout page_first"
-    " --hicache-write-policy write_through",
-    "--model-path M --tp 8 --page-size 64 --mem-fraction-static 0.85 --enable-hierarchical-cache"
-    " --hicache-ratio 2 --hicache-mem-layout page_first_direct --hicache-io-backend direct"
-    " --hicache-write-policy write_through --hicache-storage-backend hf3fs"
-    " --hicache-storage-prefetch-policy wait_complete",
-    "--model-path M --enable-hierarchical-cache --hicache-storage-backend mooncake"
-    " --hicache-storage-prefetch-policy timeout --hicache-storage-backend-extra-config"
-    """ '{"prefetch_threshold": 512, "prefetch_timeout_base": 0.5}'""",
-    "--model-path M --enable-hierarchical-cache --hicache-storage-backend mooncake"
-    """ --hicache-storage-backend-extra-config '{"tp_lcm_size": 8}' --tp 4""",
-    "--model-path M --port 0 --base-gpu-id 1 --disaggregation-ib-device mlx5_roce0"
-    " --trust-remote-code --enable-metrics --enable-cache-report --disaggregation-mode null",
-    "--model-path M --disaggregation-bootstrap-port=8190 --disaggregation-transfer-backend nixl"
-    " --attention-backend fa3 --max-running-requests 64 --chunked-prefill-size 4096",
+    (
+        "--model-path M --page-size 64 --enable-hierarchical-cache --hicache-ratio 2"
+        " --hicache-io-backend kernel --hicache-mem-layout page_first"
+        " --hicache-write-policy write_through"
+    ),
+    (
+        "--model-path M --tp 8 --page-size 64 --mem-fraction-static 0.85 --enable-hierarchical-cache"
+        " --hicache-ratio 2 --hicache-mem-layout page_first_direct --hicache-io-backend direct"
+        " --hicache-write-policy write_through --hicache-storage-backend hf3fs"
+        " --hicache-storage-prefetch-policy wait_complete"
+    ),
+    (
+        "--model-path M --enable-hierarchical-cache --hicache-storage-backend mooncake"
+        " --hicache-storage-prefetch-policy timeout --hicache-storage-backend-extra-config"
+        """ '{"prefetch_threshold": 512, "prefetch_timeout_base": 0.5}'"""
+    ),
+    (
+        "--model-path M --enable-hierarchical-cache --hicache-storage-backend mooncake"
+        """ --hicache-storage-backend-extra-config '{"tp_lcm_size": 8}' --tp 4"""
+    ),
+    (
+        "--model-path M --port 0 --base-gpu-id 1 --disaggregation-ib-device mlx5_roce0"
+        " --trust-remote-code --enable-metrics --enable-cache-report --disaggregation-mode null"
+    ),
+    (
+        "--model-path M --disaggregation-bootstrap-port=8190 --disaggregation-transfer-backend nixl"
+        " --attention-backend fa3 --max-running-requests 64 --chunked-prefill-size 4096"
+    ),
 ]
 
 
