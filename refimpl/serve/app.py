@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from refimpl.config import ConfigError
+from refimpl.config import ConfigError, require
 from refimpl.serve.admin import Keys, admin_routes
 from refimpl.serve.errors import RequestError
 from refimpl.serve.info import info_routes, text_routes
@@ -25,6 +25,7 @@ from refimpl.serve.native import native_routes
 from refimpl.serve.openai import openai_routes
 from refimpl.serve.service import Service
 
+PORT_MAX = 65_535
 BACKLOG = 2048  # connections that wait to be accepted
 GRACE_S = 60  # for answers that are under way when the server is told to stop
 
@@ -54,9 +55,10 @@ def build_app(service: Service, keys: Keys) -> FastAPI:
 
 def listening(host: str, port: int) -> socket.socket:
     """A socket that clients can connect to; port 0 is any free one. Raises ConfigError."""
+    require(0 <= port <= PORT_MAX, f"--port {port} must be 0 to {PORT_MAX}")
     try:
         return socket.create_server((host, port), backlog=BACKLOG)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigError(f"--host {host} --port {port}: {error}; choose another") from None
 
 

@@ -71,9 +71,9 @@ def test_it_needs_neither_torch_nor_numba() -> None:
 def test_answers_do_not_depend_on_what_is_cached(client: httpx.Client) -> None:
     cold = [ask(client, number) for number in range(16)]  # more than L1 holds
     warm = [ask(client, number) for number in range(16)]
-    with serving_null(Options(page_size=16, disable_radix_cache=True)) as (url, _):
-        with httpx.Client(base_url=url) as other:
-            plain = [ask(other, number) for number in range(16)]
+    without = Options(page_size=16, disable_radix_cache=True)
+    with serving_null(without) as (url, _), httpx.Client(base_url=url) as other:
+        plain = [ask(other, number) for number in range(16)]
     outputs = [[one["output_ids"] for one in answers] for answers in (cold, warm, plain)]
     assert outputs[0] == outputs[1] == outputs[2]
     assert len({tuple(output) for output in outputs[0]}) == 16

@@ -124,7 +124,11 @@ def test_a_stop_token_ends_an_answer_with_it(client: httpx.Client) -> None:
 def test_a_client_that_leaves_aborts_its_request(
     client: httpx.Client, server: tuple[str, Service]
 ) -> None:
-    body = {"text": "leave", "sampling_params": {"max_new_tokens": 900}, "stream": True}
+    body = {
+        "text": "leave",
+        "sampling_params": {"max_new_tokens": 900, "ignore_eos": True},
+        "stream": True,
+    }
     with client.stream("POST", "/generate", json=body) as stream:
         next(stream.iter_lines())
     for _ in range(600):
@@ -138,7 +142,7 @@ def test_an_aborted_request_says_so(client: httpx.Client) -> None:
     body = {
         "text": "abort",
         "rid": "mine",
-        "sampling_params": {"max_new_tokens": 900},
+        "sampling_params": {"max_new_tokens": 900, "ignore_eos": True},
         "stream": True,
     }
     with client.stream("POST", "/generate", json=body) as stream:
@@ -171,7 +175,7 @@ def test_a_name_that_is_under_way_is_refused(client: httpx.Client) -> None:
         "text": "twice",
         "rid": "one",
         "stream": True,
-        "sampling_params": {"max_new_tokens": 300},
+        "sampling_params": {"max_new_tokens": 300, "ignore_eos": True},
     }
     with client.stream("POST", "/generate", json=body) as stream:
         next(stream.iter_lines())
