@@ -158,7 +158,7 @@ def _answer(
     """One answer so far, with its ``meta_info`` (spec 11.5)."""
     meta: dict[str, Any] = {
         "id": name,
-        "finish_reason": _finish(finish, len(tokens)),
+        "finish_reason": finish_reason(finish, len(tokens)),
         "prompt_tokens": row.prompt_tokens,
         "completion_tokens": len(tokens),
         "cached_tokens": row.hit_tokens,
@@ -171,7 +171,8 @@ def _answer(
     return {"text": text, "output_ids": tokens, "meta_info": meta}
 
 
-def _finish(finish: Finish | None, length: int) -> dict[str, Any] | None:
+def finish_reason(finish: Finish | None, length: int) -> dict[str, Any] | None:
+    """``finish_reason`` of an answer of ``length`` tokens; None while it goes on (spec 11.5)."""
     match finish:
         case None:
             return None
