@@ -1,7 +1,8 @@
 """A swarm run: everything that can be configured, sent or broken, drawn from one seed.
 
-After every step of every engine the invariants are checked from scratch, and a shadow follows what
-each slot holds. Then the faults stop, some requests come again, and all must converge.
+After every step of every engine the invariants are checked from scratch, a shadow follows what each
+slot holds, and a reader of KV events knows which pages are where. Then the faults stop, some requests
+come again, and all must converge.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from refimpl.run.lanes import LaneExecutor
 from refimpl.run.record import Record, Row
 from refimpl.run.store import SharedStore
 from refimpl.run.world import Instance, World
+from refimpl.serve.kv_events import KvEventRecorder
 from refimpl.units import NS_PER_MS, Random
 from refimpl.workload.request import RequestSpec, Workload
+from scenarios.event_reader import EventReader, as_maps, resident
 from scenarios.shadow import Library, Shadow
-from scenarios.swarm_draws import Plan, pick, plan_of
+from scenarios.swarm_draws import ADAPTERS, NAMESPACES, Plan, pick, plan_of
 
 TURNS_MAX: Final = 30_000  # a run of this size takes a tenth of that; beyond, it goes in circles
 CHANGES_MAX: Final = 40
@@ -46,6 +49,7 @@ ABORTS_MAX: Final = 12
 BACKENDS: Final = ("memory", "memory", "file", "mooncake", "no such backend")
 DRAINS: Final = ("none", "queue", "refuse", "sometime")
 POLICIES: Final = (None, None, "timeout", "best_effort", "wait_complete", "whenever")
+SPACES: Final = tuple((*space, adapter) for space in NAMESPACES for adapter in ADAPTERS)
 WRITES: Final = (None, None, "write_back", "write_through", "write_through_selective", "never")
 
 
@@ -56,6 +60,9 @@ class WatchedEngine(Engine):
         super().__init__(config)
         self.shadow = Shadow(library)
         self.turns = 0
+        self.recorder = KvEventRecorder(config.cache.page_size)
+        self.watch(self.recorder)
+        self.reader = EventReader(config.cache.page_size, SPACES)
 
     def handle(self, events: Iterable[AnyEvent], now: int) -> Step:
         events = list(events)
@@ -66,6 +73,9 @@ class WatchedEngine(Engine):
         step = super().handle(events, now)
         self.shadow.obey(step)
         check_engine(self)
+        self.reader.read(as_maps(self.recorder.take()))
+        there = resident(self.cache, self.shadow.library.spelled)
+        assert self.reader.held == there, "events tell of other pages than those that are there"
         deadline = self.deadline()
         assert deadline is None or deadline > now, "a deadline that has passed would stop the clock"
         return step

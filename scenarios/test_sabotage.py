@@ -114,8 +114,8 @@ SABOTAGES: Final = (
     Sabotage(
         "pages that were not backed up are taken for it",
         "core/writing.py",
-        "        for page in lost:\n            page.l2_state = ABSENT",
-        "        for page in lost:\n            page.l2_state = READY",
+        "self._tree.residency.unfilled_l2(lost)",
+        "self._tree.residency.filled_l2(lost)",
     ),
     Sabotage(
         "the latest used goes first",
