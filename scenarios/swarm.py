@@ -56,13 +56,15 @@ WRITES: Final = (None, None, "write_back", "write_through", "write_through_selec
 class WatchedEngine(Engine):
     """An engine whose every step is checked."""
 
-    def __init__(self, config: EngineConfig, library: Library) -> None:
+    def __init__(self, config: EngineConfig, library: Library, *, is_watched: bool) -> None:
         super().__init__(config)
         self.shadow = Shadow(library)
         self.turns = 0
         self.recorder = KvEventRecorder(config.cache.page_size)
-        self.watch(self.recorder)
         self.reader = EventReader(config.cache.page_size, SPACES)
+        self.is_watched = is_watched
+        if is_watched:
+            self.watch(self.recorder)
 
     def handle(self, events: Iterable[AnyEvent], now: int) -> Step:
         events = list(events)
@@ -73,12 +75,16 @@ class WatchedEngine(Engine):
         step = super().handle(events, now)
         self.shadow.obey(step)
         check_engine(self)
-        self.reader.read(as_maps(self.recorder.take()))
-        there = resident(self.cache, self.shadow.library.spelled)
-        assert self.reader.held == there, "events tell of other pages than those that are there"
+        if self.is_watched:
+            self._check_events()
         deadline = self.deadline()
         assert deadline is None or deadline > now, "a deadline that has passed would stop the clock"
         return step
+
+    def _check_events(self) -> None:
+        self.reader.read(as_maps(self.recorder.take()))
+        there = resident(self.cache, self.shadow.library.spelled)
+        assert self.reader.held == there, "events tell of other pages than those that are there"
 
     def check_at_rest(self) -> None:
         check_quiescent(self)
@@ -106,12 +112,15 @@ class Outcome:
 class Swarm:
     """One run, and the interference with it."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, is_watched: bool = True) -> None:
         self.plan = plan
         config = plan.engine
         self.library = Library([*plan.specs, *plan.again], config.cache.page_size)
         self.store = SharedStore(plan.store_pages)
-        self.engines = [WatchedEngine(config, self.library) for _ in range(plan.instances)]
+        self.engines = [
+            WatchedEngine(config, self.library, is_watched=is_watched)
+            for _ in range(plan.instances)
+        ]
         self.world = self._world()
         self.world.after_turn = self._after_turn
         self._random = Random(plan.seed).fork(0xABB)
@@ -222,10 +231,13 @@ class Swarm:
         return cache.l1_pages is None or tokens <= cache.l1_pages * cache.page_size
 
 
-def run_seed(seed: int) -> Outcome:
-    """Run one seed; whatever goes wrong is an AssertionError that says how to see it again."""
+def run_seed(seed: int, *, is_watched: bool = True) -> Outcome:
+    """Run one seed, with KV events or without.
+
+    Whatever goes wrong is an AssertionError that says how to see it again.
+    """
     plan = plan_of(seed)
-    swarm = Swarm(plan)
+    swarm = Swarm(plan, is_watched=is_watched)
     try:
         # Prompts are short here, so calls are too: else no read would ever take more than one.
         with mock.patch.object(storage_lanes, "STORAGE_BATCH_PAGES", plan.call_pages):

@@ -33,6 +33,18 @@ def serve(
     device: Device = "auto",
     host: Annotated[str, typer.Option(help="address", rich_help_panel=SERVER)] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port", rich_help_panel=SERVER)] = 30000,
+    zmq_port: Annotated[
+        int | None,
+        typer.Option(
+            help="also take requests over ZMQ here; 0: a free port", rich_help_panel=SERVER
+        ),
+    ] = None,
+    kv_events_config: Annotated[
+        str | None,
+        typer.Option(
+            help='JSON: {"publisher": "zmq"} publishes what is cached where', rich_help_panel=SERVER
+        ),
+    ] = None,
     api_key: Annotated[
         str | None, typer.Option(help="asked of every request", rich_help_panel=SERVER)
     ] = None,
@@ -52,6 +64,7 @@ def serve(
         from refimpl.serve.admin import Keys
         from refimpl.serve.app import build_app
         from refimpl.serve.app import serve as serve_app
+        from refimpl.serve.companions import Sockets, companions_of
         from refimpl.serve.start import start_service
     except ImportError as error:
         raise ConfigError(
@@ -59,6 +72,10 @@ def serve(
         ) from None
     choice = ModelChoice(model_path, arithmetic, dtype, device)
     service = start_service(options, choice, served_model_name)
-    app = build_app(service, Keys(api_key, admin_api_key, strict=strict_admin))
+    keys = Keys(api_key, admin_api_key, strict=strict_admin)
+    companions = companions_of(service, keys, Sockets(host, zmq_port, kv_events_config))
+    app = build_app(service, keys, companions)
     print(f"serving {service.name} on http://{host}:{port}", file=sys.stderr, flush=True)
+    for each in companions:
+        print(each, file=sys.stderr, flush=True)
     serve_app(app, host, port)

@@ -26,7 +26,10 @@ GRACE_S = 60  # for answers that are under way when the server is told to stop
 
 
 class Companion(Protocol):
-    """Something beside HTTP that lives as long as the server: a socket with its thread."""
+    """Something beside HTTP that lives as long as the server: a socket with its thread.
+
+    As a string it says where it is.
+    """
 
     def start(self) -> None:
         """Before the engine starts."""

@@ -75,6 +75,7 @@ class Bridge:
         executor.keeps_outputs = False
         self.engine = Engine(config)
         self.error: BaseException | None = None  # what stopped the engine
+        self.after_turn: Callable[[], None] | None = None  # called on the engine's thread
         self._executor = executor
         self._loop = LiveLoop(self.engine, executor, self._replied, self._answered)
         self._rids = count(1)
@@ -161,6 +162,8 @@ class Bridge:
         for event in events:
             self._before(event, now)
         self._loop.turn(events, now)
+        if self.after_turn is not None:
+            self.after_turn()
 
     def _before(self, event: AnyEvent, now: int) -> None:
         """What others have to know of an event before the engine does."""

@@ -25,9 +25,19 @@ def tcp_endpoint(host: str, port: int) -> str:
 
 def bind(owner: zmq.Socket[Any], endpoint: str, what: str) -> int:
     """Bind and return the port, 0 where the transport has none. Raises ConfigError, naming ``what``."""
+    owner.setsockopt(zmq.IPV6, int("[" in endpoint))
     try:
         owner.bind(endpoint)
     except zmq.ZMQError as error:
         raise ConfigError(f"{what}: {endpoint} can't be bound: {error.strerror}") from None
     bound = owner.getsockopt_string(zmq.LAST_ENDPOINT)
     return int(bound.rpartition(":")[2]) if bound.startswith("tcp://") else 0
+
+
+def connect(owner: zmq.Socket[Any], endpoint: str, what: str) -> None:
+    """Connect, now or when somebody listens. Raises ConfigError, naming ``what``."""
+    owner.setsockopt(zmq.IPV6, int("[" in endpoint))
+    try:
+        owner.connect(endpoint)
+    except zmq.ZMQError as error:
+        raise ConfigError(f"{what}: {endpoint} can't be reached: {error.strerror}") from None

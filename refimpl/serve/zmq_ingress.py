@@ -83,16 +83,16 @@ class ZmqIngress:
         self._thread = Thread(target=self._run, name="zmq_ingress", daemon=True)
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
-        self._configure(host)
+        self._configure()
         try:
             self.port = bind(self._router, tcp_endpoint(host, port), "--zmq-port")
+            self._endpoint = tcp_endpoint(host, self.port)
         except BaseException:
             self._close(linger_ms=0)
             raise
 
-    def _configure(self, host: str) -> None:
+    def _configure(self) -> None:
         router = self._router
-        router.setsockopt(zmq.IPV6, int(":" in host))
         router.setsockopt(
             zmq.ROUTER_MANDATORY, 1
         )  # else what is said to those who left is lost in silence
@@ -103,6 +103,9 @@ class ZmqIngress:
         router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * _HEARTBEAT_MS)
 
     # ---- for any thread -------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return f"requests over ZMQ on {self._endpoint}"
 
     def start(self) -> None:
         """Begin to answer."""

@@ -1,0 +1,54 @@
+"""What runs beside HTTP: ZMQ ingress and KV events, where a flag asks for them.
+
+Must not know: what goes over the sockets. Called by: the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refimpl.serve.admin import Keys
+from refimpl.serve.app import Companion
+from refimpl.serve.kv_events import KvEventRecorder
+from refimpl.serve.kv_events_config import KvEventsConfig, read_kv_events_config
+from refimpl.serve.kv_publisher import KvEventPublisher
+from refimpl.serve.service import Service
+from refimpl.serve.zmq_ingress import ZmqIngress
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """Which sockets a server has beside HTTP; None: not that one."""
+
+    host: str = "127.0.0.1"
+    zmq_port: int | None = None  # 0: a free one
+    kv_events_config: str | None = None
+
+
+def companions_of(service: Service, keys: Keys, sockets: Sockets) -> list[Companion]:
+    """Bound and not started. Raises ConfigError for what can't be."""
+    made: list[Companion] = []
+    try:
+        if sockets.kv_events_config is not None:
+            config = read_kv_events_config(sockets.kv_events_config)
+            made += [kv_events_of(service, config)] if config.is_on else []
+        if sockets.zmq_port is not None:
+            made.append(ZmqIngress(service, keys, sockets.host, sockets.zmq_port))
+    except BaseException:
+        for each in made:
+            each.stop()
+        raise
+    return made
+
+
+def kv_events_of(service: Service, config: KvEventsConfig) -> KvEventPublisher:
+    """A publisher of all that the service's engine caches, told of in ``/server_info``."""
+    page_size = service.engine.cache.page_size
+    recorder = KvEventRecorder(page_size)
+    publisher = KvEventPublisher(config, recorder)
+    service.bridge.engine.watch(recorder)
+    service.bridge.after_turn = publisher.publish
+    service.settings["kv_events"] = config.description(
+        page_size, publisher.port, publisher.replay_port
+    )
+    return publisher
