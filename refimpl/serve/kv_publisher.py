@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from threading import Thread
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import zmq
@@ -123,9 +123,14 @@ class KvEventPublisher:
         if self._router is not None:
             poller.register(self._router, zmq.POLLIN)
         try:
-            while self._send_mail():
-                self._answer_replays()
+            is_open = True
+            while is_open:
                 poller.poll()
+                # Read first: whatever was published before somebody asked is in the answer.
+                asked = self._read_replays()
+                is_open = self._send_mail()
+                for peer, first in asked:
+                    self._replay(peer, first)
         except BaseException:
             _log.exception("KV events have stopped")
         finally:
@@ -143,23 +148,27 @@ class KvEventPublisher:
             self._sent += 1
         return True
 
-    def _answer_replays(self) -> None:
+    def _read_replays(self) -> list[tuple[bytes, int]]:
+        """Who asks for what has been, and from which number on."""
+        asked: list[tuple[bytes, int]] = []
         while self._router is not None:
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return
-            if len(frames) != 3 or len(frames[2]) != SEQUENCE_BYTES:
-                _log.warning("a replay was asked for in %d frames, not in 3", len(frames))
-                continue
-            self._replay(self._router, frames[0], int.from_bytes(frames[2], "big"))
+                break
+            if len(frames) == 3 and len(frames[2]) == SEQUENCE_BYTES:
+                asked.append((frames[0], int.from_bytes(frames[2], "big")))
+            else:
+                _log.warning("a replay was asked for with other frames than delimiter and number")
+        return asked
 
-    def _replay(self, router: zmq.Socket[Any], peer: bytes, first: int) -> None:
+    def _replay(self, peer: bytes, first: int) -> None:
+        assert self._router is not None
+        send = self._router.send_multipart
         for sequence, payload in self._kept:
             if sequence >= first:
-                said = (peer, b"", self._topic, _bytes(sequence), payload)
-                router.send_multipart(said, zmq.NOBLOCK)
-        router.send_multipart((peer, b"", b"", END_SEQUENCE, b""), zmq.NOBLOCK)
+                send((peer, b"", self._topic, _bytes(sequence), payload), zmq.NOBLOCK)
+        send((peer, b"", b"", END_SEQUENCE, b""), zmq.NOBLOCK)
 
 
 def _bytes(sequence: int) -> bytes:
