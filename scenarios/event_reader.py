@@ -63,7 +63,9 @@ class EventReader:
             [self._keys[parent]] if parent is not None else self._seeds[event.get("cache_salt")]
         )
         chains = [page_keys(event["token_ids"], size, prior) for prior in priors]
-        (keys,) = [one for one in chains if list(map(block_event_hash, one)) == names]
+        fitting = [one for one in chains if list(map(block_event_hash, one)) == names]
+        assert len(fitting) == 1, "the tokens of an event do not hash to its blocks"
+        (keys,) = fitting
         held = self.held[event["medium"]]
         assert not held & set(keys), "stored what was there already"
         held.update(keys)

@@ -69,15 +69,7 @@ class FetchOp(Op):
 class Prefetcher:
     """The L3 reads of one instance."""
 
-    __slots__ = (
-        "_cache",
-        "_config",
-        "_fetches",
-        "_out",
-        "_parked",
-        "_suspects",
-        "_waiting",
-    )
+    __slots__ = ("_cache", "_config", "_fetches", "_out", "_parked", "_suspects", "_waiting")
 
     def __init__(self, cache: HiCache, config: PrefetchConfig, out: Outbox) -> None:
         self._cache = cache

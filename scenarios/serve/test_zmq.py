@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from array import array
@@ -29,10 +30,12 @@ from refimpl.core.check import check_quiescent
 from refimpl.run.options import Options
 from refimpl.serve import zmq_ingress
 from refimpl.serve.admin import Keys
+from refimpl.serve.companions import Sockets, companions_of
 from refimpl.serve.service import Service
 from refimpl.serve.zmq_ingress import ZmqIngress
 from scenarios.serve.served import OPEN, OPTIONS, serving
 from scenarios.serve.zmq_client import SECONDS_MAX, ZmqClient, zmq_client
+from scenarios.tidy import ROOT
 
 pytestmark = pytest.mark.live
 
@@ -167,6 +170,21 @@ def test_namespaces_share_no_pages_over_zmq(client: ZmqClient) -> None:
         assert client.whole(name, prompt, **space)["cached_tokens"] == 0
 
 
+def test_the_client_of_the_readme_gets_an_answer(
+    server: tuple[str, Service, ZmqIngress], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "refimpl/serve/README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "30001" in code
+    exec(code.replace("30001", str(server[2].port)), {})
+    said = capsys.readouterr().out
+    by_http = over_http(
+        server[0],
+        {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8, "ignore_eos": False}},
+    )
+    assert said == f"end {by_http['output_ids']} {by_http['meta_info']['finish_reason']}\n"
+
+
 # ---- ends that are none -------------------------------------------------------------------------
 
 
@@ -275,6 +293,23 @@ def test_an_address_in_use_is_one_line_that_names_the_flag(
         ZmqIngress(server[1], OPEN, "127.0.0.1", server[2].port)
     with pytest.raises(ConfigError, match="--host no-such-host"):
         ZmqIngress(server[1], OPEN, "no-such-host.invalid", 0)
+
+
+def test_flags_make_the_sockets_and_a_wrong_one_leaves_none_open(
+    server: tuple[str, Service, ZmqIngress],
+) -> None:
+    service = server[1]
+    assert companions_of(service, OPEN, Sockets()) == []
+    config = '{"publisher": "zmq", "endpoint": "tcp://127.0.0.1:*", "bind": true}'
+    for sockets, said in (
+        (Sockets(zmq_port=server[2].port, kv_events_config=config), "--zmq-port"),
+        (Sockets(zmq_port=0, kv_events_config="{"), "--kv-events-config"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{said}"):
+            companions_of(service, OPEN, sockets)
+    (ingress,) = companions_of(service, OPEN, Sockets(zmq_port=0))
+    assert re.fullmatch(r"requests over ZMQ on tcp://127\.0\.0\.1:[1-9]\d+", str(ingress))
+    ingress.stop()
 
 
 # ---- what should not be sent ----------------------------------------------------------------------
