@@ -14,6 +14,19 @@ from refimpl.run.options import Options
 
 SERVER = "Server"
 
+ZmqPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=65535, help="take requests over ZMQ too; 0: a free port", rich_help_panel=SERVER
+    ),
+]
+KvEventsJson = Annotated[
+    str | None,
+    typer.Option(
+        help='{"publisher": "zmq"} publishes what is cached where', rich_help_panel=SERVER
+    ),
+]
+
 
 @with_options
 def serve(
@@ -33,18 +46,8 @@ def serve(
     device: Device = "auto",
     host: Annotated[str, typer.Option(help="address", rich_help_panel=SERVER)] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port", rich_help_panel=SERVER)] = 30000,
-    zmq_port: Annotated[
-        int | None,
-        typer.Option(
-            help="also take requests over ZMQ here; 0: a free port", rich_help_panel=SERVER
-        ),
-    ] = None,
-    kv_events_config: Annotated[
-        str | None,
-        typer.Option(
-            help='JSON: {"publisher": "zmq"} publishes what is cached where', rich_help_panel=SERVER
-        ),
-    ] = None,
+    zmq_port: ZmqPort = None,
+    kv_events_config: KvEventsJson = None,
     api_key: Annotated[
         str | None, typer.Option(help="asked of every request", rich_help_panel=SERVER)
     ] = None,
