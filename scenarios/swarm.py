@@ -85,6 +85,8 @@ class WatchedEngine(Engine):
         self.reader.read(as_maps(self.recorder.take()))
         there = resident(self.cache, self.shadow.library.spelled)
         assert self.reader.held == there, "events tell of other pages than those that are there"
+        anywhere = set().union(*there.values())
+        assert len(self.recorder) == len(anywhere), "tokens are kept of pages that are nowhere"
 
     def check_at_rest(self) -> None:
         check_quiescent(self)

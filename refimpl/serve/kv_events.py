@@ -83,6 +83,10 @@ class KvEventRecorder:
         self._named: list[PageKey] = []  # in this step
         self._events: list[AnyKvEvent] = []
 
+    def __len__(self) -> int:
+        """Pages whose tokens are kept."""
+        return len(self._blocks)
+
     def take(self) -> list[AnyKvEvent]:
         """The events so far, oldest first; they are gone from here then."""
         for key in self._named:

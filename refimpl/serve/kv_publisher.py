@@ -19,7 +19,7 @@ import zmq
 from refimpl.serve.kv_events import KvEventBatch, KvEventRecorder
 from refimpl.serve.kv_events_config import FLAG, KvEventsConfig
 from refimpl.serve.mailbox import Mailbox
-from refimpl.serve.zmq_endpoint import bind, connect
+from refimpl.serve.zmq_endpoint import bind, connect, port_of
 
 SEQUENCE_BYTES: Final = 8
 END_SEQUENCE: Final = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
@@ -32,8 +32,7 @@ _log = logging.getLogger(__name__)
 class KvEventPublisher:
     """Publishes what ``recorder`` has seen, from ``start`` to ``stop``.
 
-    Bound from the moment it is made; ``port`` and ``replay_port`` are 0 for what is no TCP. Raises
-    ConfigError for an address that can't be used.
+    Bound from the moment it is made. Raises ConfigError for an address that can't be used.
     """
 
     def __init__(self, config: KvEventsConfig, recorder: KvEventRecorder) -> None:
@@ -49,7 +48,8 @@ class KvEventPublisher:
         self._context = zmq.Context()
         self._publisher = self._context.socket(zmq.PUB)
         self._router: zmq.Socket[bytes] | None = None
-        self.port = self.replay_port = 0
+        self.endpoint = config.endpoint
+        self.replay_endpoint: str | None = None
         try:
             self._open()
         except BaseException:
@@ -60,14 +60,14 @@ class KvEventPublisher:
         config, publisher = self._config, self._publisher
         publisher.setsockopt(zmq.SNDHWM, config.hwm)
         if config.binds:
-            self.port = bind(publisher, config.endpoint, f"{FLAG}: endpoint")
+            self.endpoint = bind(publisher, config.endpoint, f"{FLAG}: endpoint")
         else:
             connect(publisher, config.endpoint, f"{FLAG}: endpoint")
         if config.replay_endpoint is not None:
             self._router = self._context.socket(zmq.ROUTER)
             # All that is kept fits at once: what does not, a ROUTER drops in silence.
             self._router.setsockopt(zmq.SNDHWM, 2 * config.buffer_steps)
-            self.replay_port = bind(
+            self.replay_endpoint = bind(
                 self._router, config.replay_endpoint, f"{FLAG}: replay_endpoint"
             )
 
@@ -89,9 +89,19 @@ class KvEventPublisher:
 
     # ---- for any thread -------------------------------------------------------------------------
 
+    @property
+    def port(self) -> int:
+        """Where events are published; 0 where that is no TCP."""
+        return port_of(self.endpoint)
+
+    @property
+    def replay_port(self) -> int:
+        """Where a replay is asked for; 0 where that is no TCP, or nowhere."""
+        return port_of(self.replay_endpoint)
+
     def __str__(self) -> str:
-        again = self._config.replay_endpoint
-        return f"KV events on {self._config.endpoint}" + (f", replay on {again}" if again else "")
+        again = self.replay_endpoint
+        return f"KV events on {self.endpoint}" + (f", replay on {again}" if again else "")
 
     def start(self) -> None:
         """Begin to send."""

@@ -32,10 +32,6 @@ class Mailbox(Generic[Item]):
     def put(self, item: Item) -> None:
         """Leave ``item``; after ``close`` it is lost."""
         self._items.append(item)
-        self.ring()
-
-    def ring(self) -> None:
-        """Wake the owner, also for nothing."""
         if not self._has_rung:
             self._has_rung = True
             with contextlib.suppress(OSError):  # the owner has gone

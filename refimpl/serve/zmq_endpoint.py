@@ -23,15 +23,23 @@ def tcp_endpoint(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def bind(owner: zmq.Socket[Any], endpoint: str, what: str) -> int:
-    """Bind and return the port, 0 where the transport has none. Raises ConfigError, naming ``what``."""
+def bind(owner: zmq.Socket[Any], endpoint: str, what: str) -> str:
+    """Bind and return the endpoint, with the port it got. Raises ConfigError, naming ``what``."""
     owner.setsockopt(zmq.IPV6, int("[" in endpoint))
     try:
         owner.bind(endpoint)
     except zmq.ZMQError as error:
-        raise ConfigError(f"{what}: {endpoint} can't be bound: {error.strerror}") from None
-    bound = owner.getsockopt_string(zmq.LAST_ENDPOINT)
-    return int(bound.rpartition(":")[2]) if bound.startswith("tcp://") else 0
+        raise ConfigError(
+            f"{what}: {endpoint} can't be bound: {zmq.strerror(error.errno or 0)}"
+        ) from None
+    return owner.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def port_of(endpoint: str | None) -> int:
+    """The port of a bound endpoint, 0 where the transport has none."""
+    if endpoint is None or not endpoint.startswith("tcp://"):
+        return 0
+    return int(endpoint.rpartition(":")[2])
 
 
 def connect(owner: zmq.Socket[Any], endpoint: str, what: str) -> None:
@@ -40,4 +48,6 @@ def connect(owner: zmq.Socket[Any], endpoint: str, what: str) -> None:
     try:
         owner.connect(endpoint)
     except zmq.ZMQError as error:
-        raise ConfigError(f"{what}: {endpoint} can't be reached: {error.strerror}") from None
+        raise ConfigError(
+            f"{what}: {endpoint} can't be reached: {zmq.strerror(error.errno or 0)}"
+        ) from None

@@ -22,7 +22,7 @@ from refimpl.serve.generation import Finish, refusal_of
 from refimpl.serve.mailbox import Mailbox
 from refimpl.serve.native import finish_reason
 from refimpl.serve.service import Service, cached_details
-from refimpl.serve.zmq_endpoint import bind, tcp_endpoint
+from refimpl.serve.zmq_endpoint import bind, port_of, tcp_endpoint
 from refimpl.serve.zmq_messages import (
     AbortRequest,
     End,
@@ -68,7 +68,7 @@ class _Answer:
 class ZmqIngress:
     """Listens from the moment it is made, answers from ``start`` to ``stop``.
 
-    Port 0 takes a free one; ``port`` is the one it has. Raises ConfigError for an address that can't be
+    Port 0 takes a free one. Raises ConfigError for an address that can't be
     bound.
     """
 
@@ -85,8 +85,7 @@ class ZmqIngress:
         self._router = self._context.socket(zmq.ROUTER)
         self._configure()
         try:
-            self.port = bind(self._router, tcp_endpoint(host, port), "--zmq-port")
-            self._endpoint = tcp_endpoint(host, self.port)
+            self.endpoint = bind(self._router, tcp_endpoint(host, port), "--zmq-port")
         except BaseException:
             self._close(linger_ms=0)
             raise
@@ -104,8 +103,13 @@ class ZmqIngress:
 
     # ---- for any thread -------------------------------------------------------------------------
 
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return port_of(self.endpoint)
+
     def __str__(self) -> str:
-        return f"requests over ZMQ on {self._endpoint}"
+        return f"requests over ZMQ on {self.endpoint}"
 
     def start(self) -> None:
         """Begin to answer."""
@@ -165,7 +169,6 @@ class ZmqIngress:
             except zmq.Again:
                 return
             self._take(peer, frame)
-        self._mail.ring()  # there may be more, and no new message to wake for
 
     def _take(self, peer: bytes, frame: bytes) -> None:
         """One message of a peer; whatever is wrong with it is told to that peer alone."""

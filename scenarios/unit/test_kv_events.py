@@ -103,7 +103,7 @@ def test_a_flush_is_one_event_whatever_was_there() -> None:
     told.tell(BatchDone(tokens={1: [9]}))
     told.tell(BackedUp(told.op(), 3))
     assert told.tell(Flush()) == [{"type": "AllBlocksCleared"}]
-    assert not told.recorder._blocks
+    assert not len(told.recorder)
 
 
 def test_a_page_that_is_nowhere_leaves_nothing_behind() -> None:
@@ -112,7 +112,7 @@ def test_a_page_that_is_nowhere_leaves_nothing_behind() -> None:
         tokens = array("I", range(rid * 10, rid * 10 + 6))
         told.tell(Submit(rid, TokenPrompt(tokens), 1))
         told.tell(BatchDone(tokens={rid: [9]}))
-    assert len(told.recorder._blocks) <= 4
+    assert len(told.recorder) <= 4
 
 
 def test_a_batch_is_an_array_of_time_events_and_rank() -> None:
