@@ -82,7 +82,8 @@ class WatchedEngine(Engine):
         return step
 
     def _check_events(self) -> None:
-        self.reader.read(as_maps(self.recorder.take()))
+        if events := self.recorder.take():
+            self.reader.read(as_maps(events))
         there = resident(self.cache, self.shadow.library.spelled)
         assert self.reader.held == there, "events tell of other pages than those that are there"
         anywhere = set().union(*there.values())

@@ -92,9 +92,7 @@ class ZmqIngress:
 
     def _configure(self) -> None:
         router = self._router
-        router.setsockopt(
-            zmq.ROUTER_MANDATORY, 1
-        )  # else what is said to those who left is lost in silence
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say when somebody has left
         router.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
         router.setsockopt(zmq.RCVHWM, _RECEIVED_MAX)
         router.setsockopt(zmq.SNDHWM, _SENT_MAX)
