@@ -93,7 +93,7 @@ def info_routes(service: Service) -> APIRouter:
             "disaggregation_mode": "null",
             "has_image_understanding": False,
             "has_audio_understanding": False,
-            "model_type": service.model.config.name,
+            "model_type": service.model.kind,
         }
 
     @router.get("/server_info")

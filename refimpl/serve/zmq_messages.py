@@ -82,6 +82,7 @@ class Generate(msgspec.Struct, frozen=True, tag_field=_TYPE, tag="generate"):
             extra_key=self.extra_key,
             cache_salt=self.cache_salt,
             priority=self.priority or 0,
+            is_followed=self.stream,
         )
 
 

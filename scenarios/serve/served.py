@@ -13,11 +13,10 @@ import httpx
 import uvicorn
 
 from refimpl.run.options import Options
-from refimpl.run.real import ModelChoice
 from refimpl.serve.admin import Keys
 from refimpl.serve.app import Companion, build_app
 from refimpl.serve.service import Service
-from refimpl.serve.start import start_service
+from refimpl.serve.start_null import start_null_service
 
 OPTIONS = Options(
     page_size=16, max_total_tokens=1024, enable_hierarchical_cache=True, hicache_ratio="4"
@@ -36,8 +35,30 @@ def serving(
     keys: Keys | None = None,
     companions: Companions = lambda _: (),
 ) -> Iterator[tuple[str, Service]]:
-    """(URL, service); at the end the server has stopped and all its threads have ended."""
+    """(URL, service) with a model; at the end the server has stopped and all its threads have ended."""
+    from refimpl.run.real import ModelChoice
+    from refimpl.serve.start import start_service
+
     service = start_service(options, ModelChoice(model, "reference"))
+    with _running(service, keys, companions) as found:
+        yield found
+
+
+@contextmanager
+def serving_null(
+    options: Options = OPTIONS,
+    keys: Keys | None = None,
+    companions: Companions = lambda _: (),
+) -> Iterator[tuple[str, Service]]:
+    """The same without a model, nor the libraries for one."""
+    with _running(start_null_service(options), keys, companions) as found:
+        yield found
+
+
+@contextmanager
+def _running(
+    service: Service, keys: Keys | None, companions: Companions
+) -> Iterator[tuple[str, Service]]:
     app = build_app(service, keys or OPEN, companions(service))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
