@@ -27,7 +27,13 @@ KvEventsJson = Annotated[
         help='{"publisher": "zmq"} publishes what is cached where', rich_help_panel=SERVER
     ),
 ]
-
+LoadEndpoint = Annotated[
+    str,
+    typer.Option(
+        help="off, auto (behind KV events) or tcp://*:PORT: publishes the load there",
+        rich_help_panel=SERVER,
+    ),
+]
 
 NOT_OF_A_SERVER = (
     *("workload", "trace", "trace_format", "limit"),
@@ -65,6 +71,7 @@ def serve(
     ] = 30000,
     zmq_port: ZmqPort = None,
     kv_events_config: KvEventsJson = None,
+    load_publish_endpoint: LoadEndpoint = "off",
     api_key: Annotated[
         str | None, typer.Option(help="asked of every request", rich_help_panel=SERVER)
     ] = None,
@@ -102,7 +109,8 @@ def serve(
         ) from None
     keys = Keys(api_key, admin_api_key, strict=strict_admin)
     with listening(host, port) as listener:
-        companions = companions_of(service, keys, Sockets(host, zmq_port, kv_events_config))
+        sockets = Sockets(host, zmq_port, kv_events_config, load_publish_endpoint)
+        companions = companions_of(service, keys, sockets)
         place = f"serving {service.name} on http://{host}:{listener.getsockname()[1]}"
         print("\n".join([place, *map(str, companions)]), file=sys.stderr, flush=True)
         serve_app(build_app(service, keys, companions), listener)
