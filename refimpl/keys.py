@@ -127,13 +127,19 @@ class TokenPrompt:
         of the page its tokens are unknown and it gets a name nothing else can have.
         """
         del seed  # the namespace is in ``prior``
+        page = self.page_tokens(index, page_size, produced)
+        if page is None:
+            return _generated_name(rid, index, page_size)
+        return page_keys(page, page_size, prior)[0]
+
+    def page_tokens(self, index: int, page_size: int, produced: array[int]) -> array[int] | None:
+        """Tokens of page ``index`` of prompt and output; None where the output is not known so far."""
         start, end = index * page_size, (index + 1) * page_size
         output = self.script if self.script is not None else produced
-        if end > len(self.tokens) + len(output):
-            return _generated_name(rid, index, page_size)
         cut = len(self.tokens)
-        page = self.tokens[start:cut] + output[max(start - cut, 0) : end - cut]
-        return page_keys(page, page_size, prior)[0]
+        if end > cut + len(output):
+            return None
+        return self.tokens[start : min(cut, end)] + output[max(start - cut, 0) : max(end - cut, 0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,11 @@ class BlockPrompt:
             name = _NAME(self.block_ids[block], index, page_size, _BLOCK)
             return _seeded(seed, name) if seed else name
         return _generated_name(rid, index, page_size)
+
+    def page_tokens(self, index: int, page_size: int, produced: array[int]) -> array[int] | None:
+        """None: a trace of blocks has no tokens."""
+        del index, page_size, produced
+        return None
 
     @property
     def output_is_linked(self) -> bool:

@@ -50,6 +50,7 @@ class Library:
         self.named: dict[PageKey, Content] = {}  # what a page key stands for
         self.computed: set[Content] = set()  # pages that some instance has computed
         self.stored: set[PageKey] = set()  # keys that some instance has written to L3
+        self.spelled: set[PageKey] = set()  # keys of pages whose tokens are known
         self.hit_tokens = self.ceiling_tokens = (
             0  # of all admissions: counted, and possible at most
         )
@@ -69,6 +70,8 @@ class Library:
         for index, key in enumerate(_keys(spec, self.page_size, seed)):
             page = self.page(spec.rid, index)
             assert self.named.setdefault(key, page) == page, "one key names two different pages"
+            if spec.prompt.page_tokens(index, self.page_size, array("I")) is not None:
+                self.spelled.add(key)
 
     def page(self, rid: int, index: int) -> Content:
         return tuple(self.chains[rid][index * self.page_size : (index + 1) * self.page_size])

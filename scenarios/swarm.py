@@ -1,7 +1,8 @@
 """A swarm run: everything that can be configured, sent or broken, drawn from one seed.
 
-After every step of every engine the invariants are checked from scratch, and a shadow follows what
-each slot holds. Then the faults stop, some requests come again, and all must converge.
+After every step of every engine the invariants are checked from scratch, a shadow follows what each
+slot holds, and a reader of KV events knows which pages are where. Then the faults stop, some requests
+come again, and all must converge.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from refimpl.run.lanes import LaneExecutor
 from refimpl.run.record import Record, Row
 from refimpl.run.store import SharedStore
 from refimpl.run.world import Instance, World
+from refimpl.serve.kv_events import KvEventRecorder
 from refimpl.units import NS_PER_MS, Random
 from refimpl.workload.request import RequestSpec, Workload
+from scenarios.event_reader import EventReader, as_maps, resident
 from scenarios.shadow import Library, Shadow
-from scenarios.swarm_draws import Plan, pick, plan_of
+from scenarios.swarm_draws import ADAPTERS, NAMESPACES, Plan, pick, plan_of
 
 TURNS_MAX: Final = 30_000  # a run of this size takes a tenth of that; beyond, it goes in circles
 CHANGES_MAX: Final = 40
@@ -46,16 +49,22 @@ ABORTS_MAX: Final = 12
 BACKENDS: Final = ("memory", "memory", "file", "mooncake", "no such backend")
 DRAINS: Final = ("none", "queue", "refuse", "sometime")
 POLICIES: Final = (None, None, "timeout", "best_effort", "wait_complete", "whenever")
+SPACES: Final = tuple((*space, adapter) for space in NAMESPACES for adapter in ADAPTERS)
 WRITES: Final = (None, None, "write_back", "write_through", "write_through_selective", "never")
 
 
 class WatchedEngine(Engine):
     """An engine whose every step is checked."""
 
-    def __init__(self, config: EngineConfig, library: Library) -> None:
+    def __init__(self, config: EngineConfig, library: Library, *, is_watched: bool) -> None:
         super().__init__(config)
         self.shadow = Shadow(library)
         self.turns = 0
+        self.recorder = KvEventRecorder(config.cache.page_size)
+        self.reader = EventReader(config.cache.page_size, SPACES)
+        self.is_watched = is_watched
+        if is_watched:
+            self.watch(self.recorder)
 
     def handle(self, events: Iterable[AnyEvent], now: int) -> Step:
         events = list(events)
@@ -66,9 +75,19 @@ class WatchedEngine(Engine):
         step = super().handle(events, now)
         self.shadow.obey(step)
         check_engine(self)
+        if self.is_watched:
+            self._check_events()
         deadline = self.deadline()
         assert deadline is None or deadline > now, "a deadline that has passed would stop the clock"
         return step
+
+    def _check_events(self) -> None:
+        if events := self.recorder.take():
+            self.reader.read(as_maps(events))
+        there = resident(self.cache, self.shadow.library.spelled)
+        assert self.reader.held == there, "events tell of other pages than those that are there"
+        anywhere = set().union(*there.values())
+        assert len(self.recorder) == len(anywhere), "tokens are kept of pages that are nowhere"
 
     def check_at_rest(self) -> None:
         check_quiescent(self)
@@ -96,12 +115,15 @@ class Outcome:
 class Swarm:
     """One run, and the interference with it."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, is_watched: bool = True) -> None:
         self.plan = plan
         config = plan.engine
         self.library = Library([*plan.specs, *plan.again], config.cache.page_size)
         self.store = SharedStore(plan.store_pages)
-        self.engines = [WatchedEngine(config, self.library) for _ in range(plan.instances)]
+        self.engines = [
+            WatchedEngine(config, self.library, is_watched=is_watched)
+            for _ in range(plan.instances)
+        ]
         self.world = self._world()
         self.world.after_turn = self._after_turn
         self._random = Random(plan.seed).fork(0xABB)
@@ -212,10 +234,13 @@ class Swarm:
         return cache.l1_pages is None or tokens <= cache.l1_pages * cache.page_size
 
 
-def run_seed(seed: int) -> Outcome:
-    """Run one seed; whatever goes wrong is an AssertionError that says how to see it again."""
+def run_seed(seed: int, *, is_watched: bool = True) -> Outcome:
+    """Run one seed, with KV events or without.
+
+    Whatever goes wrong is an AssertionError that says how to see it again.
+    """
     plan = plan_of(seed)
-    swarm = Swarm(plan)
+    swarm = Swarm(plan, is_watched=is_watched)
     try:
         # Prompts are short here, so calls are too: else no read would ever take more than one.
         with mock.patch.object(storage_lanes, "STORAGE_BATCH_PAGES", plan.call_pages):

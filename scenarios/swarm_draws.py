@@ -31,6 +31,7 @@ from refimpl.workload.scenario import FAMILIES, parse_scenario
 T = TypeVar("T")
 SMALL_PAGES: Final = (1, 2, 3, 4, 4, 5, 8, 16)
 NAMESPACES: Final = ((None, None), ("team", None), (None, "salt"), ("team", "salt"), (None, ""))
+ADAPTERS: Final = (None, "adapter")
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def _spoiled(random: Random, spec: RequestSpec) -> RequestSpec:
         spec,
         extra_key=extra_key,
         cache_salt=cache_salt,
-        lora_id=pick(random, (None, None, None, None, "adapter")),
+        lora_id=pick(random, (None, None, None, *ADAPTERS)),
         priority=random.below(3),
     )
     if not isinstance(spec.prompt, TokenPrompt):

@@ -20,6 +20,7 @@ CODE_RULES: list[Rule] = [
     tidy.long_functions,
     tidy.deep_functions,
     tidy.banned_names,
+    tidy.copies_changed_elsewhere,
     tidy_imports.forbidden_imports,
     tidy_imports.heavy_imports,
     tidy_imports.local_imports,

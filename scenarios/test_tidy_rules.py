@@ -55,6 +55,15 @@ def test_imports_that_the_table_grants_pass(path: str, text: str) -> None:
     assert tidy_imports.forbidden_imports(Source(path, text)) == []
 
 
+@pytest.mark.parametrize(
+    "text", ["page.l1_state = READY", "a.page.l2_slot += 1", "del page.l2_state"]
+)
+def test_a_copy_that_changes_behind_the_watcher_s_back_is_found(text: str) -> None:
+    assert len(tidy.copies_changed_elsewhere(Source(CORE, text))) == 1
+    assert tidy.copies_changed_elsewhere(Source("refimpl/core/residency.py", text)) == []
+    assert tidy.copies_changed_elsewhere(Source(CORE, "x = page.l1_state")) == []
+
+
 def test_tensors_outside_the_packages_of_bytes_are_found() -> None:
     (problem,) = tidy_imports.heavy_imports(Source("refimpl/run/world.py", "from torch import nn"))
     assert "torch belongs into" in problem

@@ -140,6 +140,25 @@ def banned_names(source: Source) -> list[str]:
     ]
 
 
+# ---- who writes what ----------------------------------------------------------------------------
+
+COPY_STATES: Final = frozenset({"l1_state", "l2_state", "l1_slot", "l2_slot"})
+COPY_WRITERS: Final = frozenset({"refimpl/core/page.py", "refimpl/core/residency.py"})
+
+
+def copies_changed_elsewhere(source: Source) -> list[str]:
+    """Assignments to the state of a copy outside the one file that tells who watches."""
+    if source.path in COPY_WRITERS:
+        return []
+    return [
+        source.problem(node, f"{node.attr} is changed in core/residency.py alone")
+        for node in source.nodes
+        if isinstance(node, ast.Attribute)
+        and node.attr in COPY_STATES
+        and not isinstance(node.ctx, ast.Load)
+    ]
+
+
 # ---- docstrings ---------------------------------------------------------------------------------
 
 

@@ -15,6 +15,25 @@ from refimpl.run.options import Options
 
 SERVER = "Server"
 
+ZmqPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=65535, help="take requests over ZMQ too; 0: a free port", rich_help_panel=SERVER
+    ),
+]
+KvEventsJson = Annotated[
+    str | None,
+    typer.Option(
+        help='{"publisher": "zmq"} publishes what is cached where', rich_help_panel=SERVER
+    ),
+]
+LoadEndpoint = Annotated[
+    str,
+    typer.Option(
+        help="off, auto (behind KV events) or tcp://*:PORT: publishes the load there",
+        rich_help_panel=SERVER,
+    ),
+]
 
 NOT_OF_A_SERVER = (
     *("workload", "trace", "trace_format", "limit"),
@@ -50,6 +69,9 @@ def serve(
     port: Annotated[
         int, typer.Option(help="port; 0: any free one", rich_help_panel=SERVER)
     ] = 30000,
+    zmq_port: ZmqPort = None,
+    kv_events_config: KvEventsJson = None,
+    load_publish_endpoint: LoadEndpoint = "off",
     api_key: Annotated[
         str | None, typer.Option(help="asked of every request", rich_help_panel=SERVER)
     ] = None,
@@ -69,6 +91,7 @@ def serve(
         from refimpl.serve.admin import Keys
         from refimpl.serve.app import build_app, listening
         from refimpl.serve.app import serve as serve_app
+        from refimpl.serve.companions import Sockets, companions_of
 
         if hands == "none":
             from refimpl.serve.start_null import start_null_service
@@ -84,8 +107,10 @@ def serve(
         raise ConfigError(
             f"serve needs {error.name}: pip install -e '.[serve,torch,kernels]'"
         ) from None
-    app = build_app(service, Keys(api_key, admin_api_key, strict=strict_admin))
+    keys = Keys(api_key, admin_api_key, strict=strict_admin)
     with listening(host, port) as listener:
-        place = f"http://{host}:{listener.getsockname()[1]}"
-        print(f"serving {service.name} on {place}", file=sys.stderr, flush=True)
-        serve_app(app, listener)
+        sockets = Sockets(host, zmq_port, kv_events_config, load_publish_endpoint)
+        companions = companions_of(service, keys, sockets)
+        place = f"serving {service.name} on http://{host}:{listener.getsockname()[1]}"
+        print("\n".join([place, *map(str, companions)]), file=sys.stderr, flush=True)
+        serve_app(build_app(service, keys, companions), listener)

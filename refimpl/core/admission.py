@@ -8,7 +8,7 @@ from __future__ import annotations
 from refimpl.config import EngineConfig
 from refimpl.core.cache import HiCache
 from refimpl.core.outbox import Outbox
-from refimpl.core.page import READY, Page
+from refimpl.core.page import Page
 from refimpl.core.policy import is_worth_loading, usable_pages
 from refimpl.core.request import RUNNING, Request
 from refimpl.core.tree import Match
@@ -56,8 +56,7 @@ class Batch:
                 void[request.rid] = request
         for request, _ in self.items:
             if request.rid not in void:
-                for page in request.loading:
-                    page.l1_state = READY
+                cache.tree.residency.filled_l1(request.loading)
                 request.loading = []
         for request in reversed(list(void.values())):  # deepest first
             cache.fail_load(request.loading)

@@ -13,7 +13,7 @@ from refimpl.config import CacheConfig
 from refimpl.core.evict import EvictionQueue
 from refimpl.core.ops import WRITE_BACK, OpTable
 from refimpl.core.outbox import Outbox
-from refimpl.core.page import ABSENT, FILLING, READY, Node, Page
+from refimpl.core.page import ABSENT, Node, Page
 from refimpl.core.policy import write_hits
 from refimpl.core.tiers import DeviceTier, HostTier
 from refimpl.core.tree import Match, Tree
@@ -91,10 +91,7 @@ class HiCache:
         The caller has made room and pinned the match. Returns the pages, in order.
         """
         loading = match.slice(match.l1, match.l1 + pages)
-        for page, slot in zip(loading, self.device.pool.take(pages), strict=True):
-            assert page.l1_state == ABSENT and page.l2_state == READY
-            page.l1_slot = slot
-            page.l1_state = FILLING
+        self.tree.residency.fill_l1(loading, self.device.pool.take(pages))
         for node in match.path:
             end = min(match.l1 + pages, node.end) - node.start
             if end > node.l1_end:
@@ -103,8 +100,8 @@ class HiCache:
 
     def fail_load(self, pages: Sequence[Page]) -> None:
         """The load of these pages, one chain top down, did not arrive: they are in L2 alone again."""
+        self.tree.residency.unfilled_l1(pages)
         for page in reversed(pages):
-            page.l1_state = ABSENT
             self.tree.set_l1_end(page.node, page.depth - page.node.start)
         self.device.pool.give_back([page.l1_slot for page in pages])
 
@@ -138,9 +135,9 @@ class HiCache:
             theirs = [page.l1_slot for page in node.pages[at : at + known]]
             result.moved.append((node.start + at, theirs))
         if known < len(slots):
-            for page, slot in zip(node.pages[at + known :], slots[known:], strict=False):
-                page.l1_slot = slot
-                page.l1_state = READY
+            fresh = slots[known:]
+            adopting = node.pages[at + known : at + len(slots)]
+            self.tree.residency.place_l1(adopting, fresh)
             self.tree.set_l1_end(node, at + len(slots))
         result.new += len(slots) - known
 
@@ -163,27 +160,24 @@ class HiCache:
             new += self._adopt_fetched(node, at, run, slots, first)
         if depth < last:
             below = self.tree.append(below, keys[depth:last])
-            for page, slot in zip(below.pages, slots[depth - first :], strict=True):
-                self._fill_l2(page, slot)
-            self.tree.add_l2(below, last - depth)
+            self._place_l2(below, below.pages, slots[depth - first :])
         return new, below
 
     def _adopt_fetched(self, node: Node, at: int, run: int, slots: list[int], first: int) -> int:
-        new = 0
-        for page in node.pages[at : at + run]:
-            if page.l2_state == ABSENT:
-                self._fill_l2(page, slots[page.depth - first])
-                new += 1
-            else:
-                self.host.pool.give_back([slots[page.depth - first]])
-        if new:
-            self.tree.add_l2(node, new)
-        return new
+        pages = node.pages[at : at + run]
+        held = [slots[page.depth - first] for page in pages if page.l2_state != ABSENT]
+        fresh = [page for page in pages if page.l2_state == ABSENT]
+        if held:
+            self.host.pool.give_back(held)
+        if fresh:
+            self._place_l2(node, fresh, [slots[page.depth - first] for page in fresh])
+        return len(fresh)
 
-    def _fill_l2(self, page: Page, slot: int) -> None:
-        page.l2_slot = slot
-        page.l2_state = READY
-        page.offered = self.host.generation  # it came from there
+    def _place_l2(self, node: Node, pages: list[Page], slots: list[int]) -> None:
+        self.tree.residency.place_l2(pages, slots)
+        for page in pages:
+            page.offered = self.host.generation  # they came from there
+        self.tree.add_l2(node, len(pages))
 
     def _position(self, anchor: Page | None, depth: int) -> tuple[Node, int]:
         if anchor is None:
@@ -202,6 +196,7 @@ class HiCache:
     def flush(self) -> None:
         """Forget everything in L1 and L2; nothing may be locked or in flight."""
         assert not len(self.ops) and not self.tree.root.locks and not self.tree.root.l2_locks
-        self.host.clear()
-        self.device.clear()
+        with self.tree.residency.clearing():
+            self.host.clear()
+            self.device.clear()
         assert not self.tree.root.children

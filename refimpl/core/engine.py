@@ -16,6 +16,7 @@ from refimpl.core.cache import HiCache
 from refimpl.core.outbox import Outbox
 from refimpl.core.prefetch import Prefetcher
 from refimpl.core.request import Request
+from refimpl.core.residency import Watcher
 from refimpl.core.scheduler import Scheduler
 from refimpl.messages import (
     Abort,
@@ -84,6 +85,10 @@ class Engine:
         if self.scheduler.awaits_batch:
             return None  # its end comes first, and looks at every deadline
         return self._prefetcher.deadline(self._now)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell ``watcher`` from now on which pages come to and leave L1 and L2."""
+        self.cache.tree.residency.watcher = watcher
 
     def requests(self) -> list[Request]:
         """Requests that are not over, in the order they came."""

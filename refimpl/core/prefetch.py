@@ -38,12 +38,23 @@ _ASKS_MAX: Final = 3  # times a request asks L3: at submit, and when what it cou
 class FetchOp(Op):
     """An L3 read of ``keys[first:]``; its pages are known by slots alone until they land."""
 
-    __slots__ = ("cancelled", "entered", "first", "found", "keys", "landed", "slots", "waiters")
+    __slots__ = (
+        "cancelled",
+        "entered",
+        "first",
+        "found",
+        "keys",
+        "landed",
+        "request",
+        "slots",
+        "waiters",
+    )
 
     def __init__(
-        self, op_id: int, rid: int, keys: list[PageKey], first: int, anchor: Page | None
+        self, op_id: int, request: Request, keys: list[PageKey], first: int, anchor: Page | None
     ) -> None:
-        super().__init__(op_id, FETCH, rid, [], anchor)
+        super().__init__(op_id, FETCH, request.rid, [], anchor)
+        self.request = request  # whose pages the keys name; it may be over
         self.keys = keys  # from the root to the last page it asks for
         self.first = first
         self.slots: list[int] = []  # of the pages being read; empty while probing
@@ -58,15 +69,7 @@ class FetchOp(Op):
 class Prefetcher:
     """The L3 reads of one instance."""
 
-    __slots__ = (
-        "_cache",
-        "_config",
-        "_fetches",
-        "_out",
-        "_parked",
-        "_suspects",
-        "_waiting",
-    )
+    __slots__ = ("_cache", "_config", "_fetches", "_out", "_parked", "_suspects", "_waiting")
 
     def __init__(self, cache: HiCache, config: PrefetchConfig, out: Outbox) -> None:
         self._cache = cache
@@ -130,7 +133,7 @@ class Prefetcher:
         match = self._cache.tree.find(request.keys, first)
         anchor = self._cache.page_at(match, first - 1) if match.pages == first and first else None
         op_id = self._cache.ops.next_id()
-        op = FetchOp(op_id, request.rid, request.keys[:last], first, anchor)
+        op = FetchOp(op_id, request, request.keys[:last], first, anchor)
         self._cache.ops.open(op)
         self._fetches.update(dict.fromkeys(op.keys[first:], op))
         self._join(op, request, now, last)
@@ -251,6 +254,7 @@ class Prefetcher:
         if op.landed == op.entered:
             return
         first = op.first + op.entered
+        self._cache.tree.residency.naming(op.request, first, op.first + op.landed)
         new, node = self._cache.insert_fetched(op.keys, first, op.slots[op.entered : op.landed])
         self._note(op.rid, "landed", new, "" if node is not None else "parent_missing")
         if node is not None:

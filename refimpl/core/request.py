@@ -31,6 +31,7 @@ class Request:
         "anchor",
         "asked",
         "asked_at",
+        "cache_salt",
         "computed",
         "epoch",
         "expected",
@@ -60,6 +61,7 @@ class Request:
         self.priority = submit.priority
         self.output_tokens = submit.output_tokens
         self.seed = namespace_seed(submit.extra_key, submit.cache_salt, submit.lora_id)
+        self.cache_salt = submit.cache_salt or None
         self.keys: list[PageKey] = submit.prompt.page_keys(page_size, self.seed)
         self.produced: array[int] = array("I")  # output tokens, where hands report them
         self.state = QUEUED
@@ -101,3 +103,7 @@ class Request:
             key = self.prompt.output_key(at, page_size, prior, self.rid, self.produced, self.seed)
             keys.append(key)
         return keys[index]
+
+    def page_tokens(self, index: int, page_size: int) -> array[int] | None:
+        """Tokens of page ``index``; None where they are not known."""
+        return self.prompt.page_tokens(index, page_size, self.produced)

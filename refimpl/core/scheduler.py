@@ -318,6 +318,7 @@ class Scheduler:
         slots = request.slots[: full - first]
         del request.slots[: full - first]
         cache = self._cache
+        cache.tree.residency.naming(request, first, full)
         result = cache.insert(request.anchor, request.keys[:full], first, slots, request.own)
         for at, theirs in result.moved:
             self._tables.append(PageTable(request.rid, at, theirs))

@@ -85,7 +85,9 @@ class DeviceTier:
 
     def _forget_tail(self, node: Node, count: int) -> None:
         keep = node.l1_end - count
-        self.pool.give_back([page.l1_slot for page in node.pages[keep:]])
+        pages = node.pages[keep:]
+        self.pool.give_back([page.l1_slot for page in pages])
+        self._tree.residency.leave_l1(pages)
         self._tree.set_l1_end(node, keep)
         self._tree.cut(node, keep)
 
@@ -103,8 +105,7 @@ class DeviceTier:
     def _release(self, node: Node, keep: int) -> None:
         pages = node.pages[keep : node.l1_end]
         self.pool.give_back([page.l1_slot for page in pages])
-        for page in pages:
-            page.l1_state = ABSENT
+        self._tree.residency.leave_l1(pages)
         self._tree.set_l1_end(node, keep)
 
 
@@ -186,8 +187,7 @@ class HostTier:
         pages = node.pages[first:last]
         assert pages[0].l2_state == pages[-1].l2_state == READY
         self.pool.give_back([page.l2_slot for page in pages])
-        for page in pages:
-            page.l2_state = ABSENT
+        self._tree.residency.leave_l2(pages)
         self._tree.add_l2(node, first - last)
         if is_gone:
             self._tree.cut(node, first)

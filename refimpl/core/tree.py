@@ -18,6 +18,7 @@ from itertools import repeat
 
 from refimpl.core.evict import EvictionQueue, is_l1_leaf, is_l2_leaf
 from refimpl.core.page import ABSENT, READY, Node, Page
+from refimpl.core.residency import Residency
 from refimpl.keys import PageKey
 
 
@@ -57,6 +58,7 @@ class Tree:
         "l1_resident",
         "l2_queue",
         "l2_resident",
+        "residency",
         "root",
         "tick",
     )
@@ -70,6 +72,7 @@ class Tree:
         self.l1_resident = 0  # pages with an L1 copy
         self.l1_protected = 0  # of them, those in locked nodes
         self.l2_resident = 0  # pages with an L2 copy
+        self.residency = Residency()
 
     # ---- reading ------------------------------------------------------------------------------
 
@@ -222,6 +225,7 @@ class Tree:
         else:
             node.pages.extend(map(Page, keys, repeat(node), depths, l1_slots, repeat(READY)))
             self.set_l1_end(node, node.l1_end + count)
+            self.residency.appended_l1(node, count)
         if self.l1_queue.needs_history:
             _note_history(node)
         return node

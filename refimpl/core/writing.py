@@ -13,7 +13,7 @@ from typing import Final
 from refimpl.config import CacheConfig
 from refimpl.core.ops import BACK_UP, STORE, WRITE_BACK, Op, OpTable
 from refimpl.core.outbox import Outbox
-from refimpl.core.page import ABSENT, FILLING, READY, Node, Page
+from refimpl.core.page import READY, Node, Page
 from refimpl.core.policy import write_hits
 from refimpl.core.tiers import HostTier
 from refimpl.core.tree import Tree
@@ -88,9 +88,7 @@ class Writer:
 
     def _open_back_up(self, kind: str, pages: list[Page]) -> None:
         slots = self._host.pool.take(len(pages))
-        for page, slot in zip(pages, slots, strict=True):
-            page.l2_slot = slot
-            page.l2_state = FILLING
+        self._tree.residency.fill_l2(pages, slots)
         self._count_l2(pages, 1)
         op = Op(self._ops.next_id(), kind, 0, pages, pages[-1])
         self._ops.open(op)
@@ -101,10 +99,8 @@ class Writer:
         op = self._ops.get(op_id)
         assert op.kind in (BACK_UP, WRITE_BACK)
         arrived, lost = op.pages[:done], op.pages[done:]
-        for page in arrived:
-            page.l2_state = READY
-        for page in lost:
-            page.l2_state = ABSENT
+        self._tree.residency.filled_l2(arrived)
+        self._tree.residency.unfilled_l2(lost)
         self._host.pool.give_back([page.l2_slot for page in lost])
         self._count_l2(lost, -1)
         self._ops.finish(op)

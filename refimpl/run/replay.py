@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from refimpl.config import CacheConfig
 from refimpl.core.cache import HiCache
 from refimpl.core.outbox import Outbox
-from refimpl.core.page import READY
 from refimpl.core.policy import is_worth_loading, prefetch_pages_min, usable_pages
 from refimpl.core.tree import Match
 from refimpl.keys import PageKey, namespace_seed
@@ -116,8 +115,7 @@ class CacheReplay:
         if match.l1 + load < match.pages:
             anchor = cache.page_at(match, match.l1 + load - 1) if match.l1 + load else None
         if load:
-            for page in cache.begin_load(match, load):
-                page.l1_state = READY
+            cache.tree.residency.filled_l1(cache.begin_load(match, load))
             self._out.facts.append(LoadedBack(spec.rid, load))
         if wanted > load:
             slots = cache.device.pool.take(wanted - load)

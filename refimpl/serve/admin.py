@@ -43,6 +43,10 @@ class Keys:
     def __init__(self, api_key: str | None, admin_key: str | None, *, strict: bool) -> None:
         self._api, self._admin, self._strict = api_key, admin_key, strict
 
+    def lets_in(self, given: str | None) -> bool:
+        """Is ``given`` the key that every request needs, or is there none?"""
+        return self._api is None or _is_equal(given or "", self._api)
+
     async def user(self, request: Request) -> None:
         """Any request; health and metrics are open to all (spec 7)."""
         if self._api is not None and not request.url.path.startswith(OPEN):
@@ -59,8 +63,12 @@ class Keys:
 
 def _require(request: Request, key: str) -> None:
     given = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(), key.encode()):
+    if not _is_equal(given, key):
         raise RequestError("Unauthorized: send the key as Authorization: Bearer KEY", 401)
+
+
+def _is_equal(given: str, key: str) -> bool:
+    return hmac.compare_digest(given.encode(), key.encode())
 
 
 def admin_routes(service: Service, keys: Keys) -> APIRouter:

@@ -6,9 +6,9 @@ Called by: the command line, scenarios.
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request
@@ -30,14 +30,36 @@ BACKLOG = 2048  # connections that wait to be accepted
 GRACE_S = 60  # for answers that are under way when the server is told to stop
 
 
-def build_app(service: Service, keys: Keys) -> FastAPI:
-    """All routes over one service, whose bridge runs while the application does."""
+class Companion(Protocol):
+    """Something beside HTTP that lives as long as the server: a socket with its thread.
+
+    As a string it says where it is.
+    """
+
+    def start(self) -> None:
+        """Before the engine starts."""
+
+    def wind_down(self) -> None:
+        """The server is about to stop: take nothing new."""
+
+    def stop(self) -> None:
+        """The engine has stopped, or never started."""
+
+
+def build_app(service: Service, keys: Keys, companions: Sequence[Companion] = ()) -> FastAPI:
+    """All routes over one service, whose bridge runs while the application does, as do ``companions``."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        for each in companions:
+            each.start()
         service.bridge.start()
         yield
+        for each in companions:
+            each.wind_down()
         service.bridge.stop()
+        for each in companions:
+            each.stop()
 
     app = FastAPI(title="hicache-refimpl", lifespan=lifespan, docs_url="/docs")
     user = [Depends(keys.user)]

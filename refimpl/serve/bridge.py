@@ -101,6 +101,7 @@ class Bridge:
     def __init__(self, config: EngineConfig, executor: WallExecutor, watcher: Watcher) -> None:
         self.engine = Engine(config)
         self.error: BaseException | None = None  # what stopped the engine
+        self.after_turn: Callable[[], None] | None = None  # called on the engine's thread
         self._executor, self._watcher = executor, watcher
         self._is_deaf = False  # the watcher has failed, which was logged
         self._last_token_ns: dict[int, int] = {}  # of followed answers, by rid
@@ -209,6 +210,8 @@ class Bridge:
         step = self._loop.turn(events, now)
         if step is not Step.NOTHING:
             self._watch(lambda: self._watcher.took(events, step, now))
+        if self.after_turn is not None:
+            self.after_turn()
 
     def _before(self, event: AnyEvent, now: int) -> None:
         """What others have to know of an event before the engine does."""

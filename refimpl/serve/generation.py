@@ -71,6 +71,11 @@ class Whole:
         self.logprobs += piece.logprobs
 
 
+def refusal_of(detail: str) -> RequestError:
+    """What the engine said against a request, with the status it has in HTTP."""
+    return RequestError(detail, 503 if detail.startswith(OVERLOADED) else 400)
+
+
 class Generation:
     """Asks a bridge for one answer."""
 
@@ -118,7 +123,7 @@ class Generation:
     def _last(self, said: Ended, text: _StopText) -> Piece:
         kind, _, detail = said.reason.partition(": ")
         if kind == "error":
-            raise RequestError(detail, 503 if detail.startswith(OVERLOADED) else 400)
+            raise refusal_of(detail)
         matched = text.last_token if kind == "stop" else None
         return Piece(text.flush(), [], said.row, Finish(kind, matched))
 

@@ -161,7 +161,7 @@ def _answer(service: Service, body: GenerateBody, name: str, so_far: Whole) -> d
     row, finish = so_far.row, so_far.finish
     meta: dict[str, Any] = {
         "id": name,
-        "finish_reason": _finish(finish, len(so_far.tokens)),
+        "finish_reason": finish_reason(finish, len(so_far.tokens)),
         "prompt_tokens": row.prompt_tokens,
         "completion_tokens": len(so_far.tokens),
         "cached_tokens": row.hit_tokens,
@@ -196,7 +196,8 @@ def _logprobs(so_far: Whole, top: int, tokenizer: Tokenizer | None) -> dict[str,
     return told
 
 
-def _finish(finish: Finish | None, length: int) -> dict[str, Any] | None:
+def finish_reason(finish: Finish | None, length: int) -> dict[str, Any] | None:
+    """``finish_reason`` of an answer of ``length`` tokens; None while it goes on (spec 11.5)."""
     match finish:
         case None:
             return None

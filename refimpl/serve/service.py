@@ -110,6 +110,13 @@ class Service:
 
     def generations(self, tokens: array[int], wish: Wish) -> list[Generation]:
         """One for each of the ``n`` answers that are asked for. Raises RequestError."""
+        return [
+            Generation(self.bridge, self.model.tokenizer, asked, wish.ending)
+            for asked in self.asked(tokens, wish)
+        ]
+
+    def asked(self, tokens: array[int], wish: Wish) -> list[Asked]:
+        """What the bridge is asked, once for each of the ``n`` answers. Raises RequestError."""
         if wish.output_tokens < 1:
             raise RequestError(
                 f"max_tokens must be at least 1, not {wish.output_tokens}", param="max_tokens"
@@ -117,9 +124,9 @@ class Service:
         if wish.logprobs and not self.model.has_logprobs:
             raise RequestError("--hands none knows no probabilities: leave logprobs out", 400)
         seed = secrets.randbits(62) if wish.seed is None else wish.seed
-        return [self._generation(tokens, wish, seed + number) for number in range(wish.n)]
+        return [self._ask(tokens, wish, seed + number) for number in range(wish.n)]
 
-    def _generation(self, tokens: array[int], wish: Wish, seed: int) -> Generation:
+    def _ask(self, tokens: array[int], wish: Wish, seed: int) -> Asked:
         try:
             sampling = Sampling(
                 wish.temperature,
@@ -142,8 +149,7 @@ class Service:
             priority=wish.priority,
         )
         is_followed = wish.is_followed or wish.logprobs or bool(wish.ending.stops)
-        asked = Asked(spec, sampling, is_followed)
-        return Generation(self.bridge, self.model.tokenizer, asked, wish.ending)
+        return Asked(spec, sampling, is_followed)
 
 
 def cached_details(row: Row, storage: str | None) -> dict[str, Any] | None:

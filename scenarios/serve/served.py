@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
 from time import monotonic
+from typing import TypeAlias
 
 import httpx
 import uvicorn
 
 from refimpl.run.options import Options
 from refimpl.serve.admin import Keys
-from refimpl.serve.app import build_app
+from refimpl.serve.app import Companion, build_app
 from refimpl.serve.service import Service
 from refimpl.serve.start_null import start_null_service
 
@@ -23,30 +24,42 @@ OPTIONS = Options(
 SECONDS_MAX = 30
 
 
+OPEN = Keys(None, None, strict=False)
+Companions: TypeAlias = Callable[[Service], Sequence[Companion]]
+
+
 @contextmanager
 def serving(
-    options: Options = OPTIONS, model: str = "tiny-gqa", keys: Keys | None = None
+    options: Options = OPTIONS,
+    model: str = "tiny-gqa",
+    keys: Keys | None = None,
+    companions: Companions = lambda _: (),
 ) -> Iterator[tuple[str, Service]]:
     """(URL, service) with a model; at the end the server has stopped and all its threads have ended."""
     from refimpl.run.real import ModelChoice
     from refimpl.serve.start import start_service
 
-    with _running(start_service(options, ModelChoice(model, "reference")), keys) as found:
+    service = start_service(options, ModelChoice(model, "reference"))
+    with _running(service, keys, companions) as found:
         yield found
 
 
 @contextmanager
 def serving_null(
-    options: Options = OPTIONS, keys: Keys | None = None
+    options: Options = OPTIONS,
+    keys: Keys | None = None,
+    companions: Companions = lambda _: (),
 ) -> Iterator[tuple[str, Service]]:
     """The same without a model, nor the libraries for one."""
-    with _running(start_null_service(options), keys) as found:
+    with _running(start_null_service(options), keys, companions) as found:
         yield found
 
 
 @contextmanager
-def _running(service: Service, keys: Keys | None) -> Iterator[tuple[str, Service]]:
-    app = build_app(service, keys or Keys(None, None, strict=False))
+def _running(
+    service: Service, keys: Keys | None, companions: Companions
+) -> Iterator[tuple[str, Service]]:
+    app = build_app(service, keys or OPEN, companions(service))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn")

@@ -1,0 +1,92 @@
+"""``--kv-events-config``: a JSON object with SGLang's keys (spec 2.12), and what can be wrong with it.
+
+Must not know: sockets, events. Called by: companions, kv_publisher.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from refimpl.config import ConfigError, require
+
+FLAG: Final = "--kv-events-config"
+_WILDCARDS: Final = ("*", "0.0.0.0", "::")
+_TRANSPORTS: Final = ("tcp://", "ipc://", "inproc://")
+_Count = Annotated[int, Meta(ge=1, le=1 << 31)]
+
+
+class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where events go. ``tcp://*:PORT`` binds every interface; ``bind`` None: as the endpoint suggests."""
+
+    publisher: str = "null"
+    endpoint: str = "tcp://*:5557"
+    bind: bool | None = None
+    replay_endpoint: str | None = None
+    buffer_steps: _Count = 10_000  # batches kept for replay
+    hwm: _Count = 100_000  # batches a slow subscriber may be behind before it loses some
+    max_queue_size: _Count = 100_000  # batches waiting to be sent
+    topic: str = ""
+    format: str = "default"
+
+    @property
+    def is_on(self) -> bool:
+        """Is anything published?"""
+        return self.publisher != "null"
+
+    @property
+    def binds(self) -> bool:
+        """Bind the socket of events rather than connect it."""
+        if self.bind is not None:
+            return self.bind
+        local = self.endpoint.startswith(("ipc://", "inproc://"))
+        return local or any(wildcard in self.endpoint for wildcard in _WILDCARDS)
+
+    def description(self, block_size: int, port: int, replay_port: int) -> dict[str, Any] | None:
+        """What ``/server_info`` says for routers; None where they can't come by TCP."""
+        if not self.binds or not self.endpoint.startswith("tcp://"):
+            return None
+        told: dict[str, Any] = {
+            "publisher": self.publisher,
+            "endpoint_host": self.endpoint.removeprefix("tcp://").rpartition(":")[0],
+            "endpoint_port_base": port,
+            "topic": self.topic,
+            "block_size": block_size,
+            "dp_size": 1,
+        }
+        if replay_port:
+            told["replay_endpoint_port_base"] = replay_port
+        return told
+
+
+def read_kv_events_config(text: str) -> KvEventsConfig:
+    """Parse the flag. Raises ConfigError that names the key at fault."""
+    try:
+        config = msgspec.json.decode(text, type=KvEventsConfig)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        keys = ", ".join(KvEventsConfig.__struct_fields__)
+        raise ConfigError(f"{FLAG}: {error}; a JSON object with {keys}") from None
+    require(
+        config.publisher in ("null", "zmq"),
+        f"{FLAG}: unknown publisher {config.publisher!r}; choose null or zmq",
+    )
+    require(
+        config.format == "default",
+        f"{FLAG}: format {config.format!r} is not served; leave it out: hashes depend on the"
+        " namespace in the default format too",
+    )
+    for key in ("endpoint", "replay_endpoint"):
+        _check_endpoint(key, getattr(config, key))
+    return config
+
+
+def _check_endpoint(key: str, endpoint: str | None) -> None:
+    if endpoint is None:
+        return
+    is_good = endpoint.startswith(_TRANSPORTS)
+    if endpoint.startswith("tcp://"):
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        is_good = bool(host) and (port == "*" or (port.isascii() and port.isdigit()))
+    require(is_good, f"{FLAG}: {key} {endpoint!r} is not like tcp://*:5557 or ipc://PATH")
