@@ -13,7 +13,7 @@ from refimpl.cli.run import ArithmeticName, Device, Dtype
 from refimpl.config import ConfigError, require_choice
 from refimpl.run.options import Options
 
-SERVER = "Server"
+MODEL, SERVER = "Model", "Server"
 
 ZmqPort = Annotated[
     int | None,
@@ -34,6 +34,36 @@ LoadEndpoint = Annotated[
         rich_help_panel=SERVER,
     ),
 ]
+ModelPath = Annotated[
+    str | None,
+    typer.Option(
+        help="tiny-gqa (the default), tiny-mla, smollm2, a .gguf file or a Hugging Face folder",
+        rich_help_panel=MODEL,
+    ),
+]
+ServedName = Annotated[
+    str | None, typer.Option(help="default: --model-path", rich_help_panel=MODEL)
+]
+Hands = Annotated[
+    str,
+    typer.Option(
+        help="torch: a real model; none: no model, the simulator's timing (--model, --hardware)"
+        " and made-up answers",
+        rich_help_panel=MODEL,
+    ),
+]
+Host = Annotated[str, typer.Option(help="address", rich_help_panel=SERVER)]
+Port = Annotated[int, typer.Option(help="port; 0: any free one", rich_help_panel=SERVER)]
+ApiKey = Annotated[str | None, typer.Option(help="asked of every request", rich_help_panel=SERVER)]
+AdminKey = Annotated[
+    str | None, typer.Option(help="asked of the admin API", rich_help_panel=SERVER)
+]
+StrictAdmin = Annotated[
+    bool,
+    typer.Option(
+        "--strict-admin", help="no admin API without an admin key", rich_help_panel=SERVER
+    ),
+]
 
 NOT_OF_A_SERVER = (
     *("workload", "trace", "trace_format", "limit"),
@@ -44,46 +74,20 @@ NOT_OF_A_SERVER = (
 @partial(with_options, hidden=NOT_OF_A_SERVER)
 def serve(
     options: Options,
-    model_path: Annotated[
-        str | None,
-        typer.Option(
-            help="tiny-gqa (the default), tiny-mla, smollm2, a .gguf file or a Hugging Face folder",
-            rich_help_panel="Model",
-        ),
-    ] = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="default: --model-path", rich_help_panel="Model")
-    ] = None,
+    model_path: ModelPath = None,
+    served_model_name: ServedName = None,
     arithmetic: ArithmeticName = "fast",
     dtype: Dtype = "auto",
     device: Device = "auto",
-    hands: Annotated[
-        str,
-        typer.Option(
-            help="torch: a real model; none: no model, the simulator's timing (--model, --hardware)"
-            " and made-up answers",
-            rich_help_panel="Model",
-        ),
-    ] = "torch",
-    host: Annotated[str, typer.Option(help="address", rich_help_panel=SERVER)] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(help="port; 0: any free one", rich_help_panel=SERVER)
-    ] = 30000,
+    hands: Hands = "torch",
+    host: Host = "127.0.0.1",
+    port: Port = 30000,
     zmq_port: ZmqPort = None,
     kv_events_config: KvEventsJson = None,
     load_publish_endpoint: LoadEndpoint = "off",
-    api_key: Annotated[
-        str | None, typer.Option(help="asked of every request", rich_help_panel=SERVER)
-    ] = None,
-    admin_api_key: Annotated[
-        str | None, typer.Option(help="asked of the admin API", rich_help_panel=SERVER)
-    ] = None,
-    strict_admin: Annotated[
-        bool,
-        typer.Option(
-            "--strict-admin", help="no admin API without an admin key", rich_help_panel=SERVER
-        ),
-    ] = False,
+    api_key: ApiKey = None,
+    admin_api_key: AdminKey = None,
+    strict_admin: StrictAdmin = False,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API, SGLang's own and the admin API of L3."""
     require_choice("--hands", hands, ("torch", "none"))

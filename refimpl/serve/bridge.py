@@ -220,11 +220,16 @@ class Bridge:
             self._loop.record.submitted(asked.spec, 0, now)
             self._executor.tell(event, asked.sampling, is_followed=asked.is_followed)
         elif isinstance(event, BatchDone):
-            for rid, tokens in event.tokens.items():
-                if tokens and rid in self._asked:
-                    asked, heard = self._asked[rid]
-                    if not asked.is_followed:  # else it has been told
-                        heard(Tokens(tokens, self._loop.record.rows[rid]))
+            self._tell_tokens(event)
+
+    def _tell_tokens(self, done: BatchDone) -> None:
+        """To those who do not follow their answer; the others have heard."""
+        for rid, tokens in done.tokens.items():
+            if not tokens or rid not in self._asked:
+                continue
+            asked, heard = self._asked[rid]
+            if not asked.is_followed:
+                heard(Tokens(tokens, self._loop.record.rows[rid]))
 
     def _stepped(self, stepped: Stepped) -> None:
         for rid, tokens in stepped.tokens.items():
@@ -254,7 +259,7 @@ class Bridge:
         with suppress(Empty):
             while True:
                 item = self._executor.inbox.get_nowait()
-                if isinstance(item, Question):
+                if isinstance(item, Question) and item.answer.set_running_or_notify_cancel():
                     item.answer.set_exception(StoppedError(STOPPED))
 
     def _replied(self, reply: Reply, _: int) -> None:

@@ -175,7 +175,7 @@ def test_a_name_that_is_under_way_is_refused(client: httpx.Client) -> None:
         "text": "twice",
         "rid": "one",
         "stream": True,
-        "sampling_params": {"max_new_tokens": 300, "ignore_eos": True},
+        "sampling_params": {"max_new_tokens": 900, "ignore_eos": True},
     }
     with client.stream("POST", "/generate", json=body) as stream:
         next(stream.iter_lines())
