@@ -20,6 +20,9 @@ from time import perf_counter
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import zmq
+from msgspec import msgpack
+
 from refimpl.config import ConfigError
 
 REQUESTS: Final = 2_000
@@ -29,39 +32,38 @@ STREAMED: Final = 160
 PROMPT_TOKENS: Final = 32  # of which the imitated device computes some 1,000 a second
 OUTPUT_TOKENS: Final = 8
 STOP_S: Final = 30
-SERVER: Final = ("-m", "refimpl", "serve", "--hands", "none", "--port", "0")
-FLAGS: Final = ("--enable-hierarchical-cache",)
+SERVER: Final = ("-m", "refimpl", "serve", "--hands", "none")
+FLAGS: Final = ("--port", "0", "--zmq-port", "0", "--enable-hierarchical-cache")
 
 
 def bench_serve() -> dict[str, Any]:
     """Rates over HTTP, and the time between the record's first token and the client's."""
-    with served() as place:
+    with served() as (place, zmq_place):
         http = _Http(place)
         floor = _rate(http.health, REQUESTS)
         rate = _rate(http.generate, REQUESTS)
         overhead = _overhead_ms(http)
+        zmq_floor, zmq_rate = _zmq_rates(zmq_place)
     return {
         "http_requests_per_s": round(rate, 1),
         "http_floor_per_s": round(floor, 1),  # GET /health
+        "zmq_requests_per_s": round(zmq_rate, 1),
+        "zmq_floor_per_s": round(zmq_floor, 1),  # ping
         "ttft_overhead_ms": round(overhead, 3),  # median, with 8 streams
-        "ratios": {"http_to_floor": rate / floor},
+        "ratios": {"http_to_floor": rate / floor, "zmq_to_floor": zmq_rate / zmq_floor},
     }
 
 
 @contextmanager
-def served() -> Iterator[str]:
-    """A server without a model on a free port: its URL. It has stopped at the end."""
+def served() -> Iterator[tuple[str, str]]:
+    """A server without a model on free ports: over HTTP, over ZMQ. It has stopped at the end."""
     process = subprocess.Popen([sys.executable, *SERVER, *FLAGS], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        said: list[str] = []
-        for line in process.stderr:
-            said.append(line)
-            if line.startswith("serving "):
-                break
-        else:
+        said = [process.stderr.readline() for _ in range(2)]  # a line each says where
+        if not said[0].startswith("serving "):
             raise ConfigError(f"the server did not start: {' '.join(said)}")
-        yield line.split()[-1]
+        yield said[0].split()[-1], said[1].split()[-1]
     finally:
         process.terminate()
         process.wait(STOP_S)
@@ -117,10 +119,38 @@ class _Http:
         return (first - record_s) * 1e3
 
 
-def _body(number: int, *, stream: bool = False) -> str:
+def _ask(number: int, *, stream: bool = False) -> dict[str, Any]:
     tokens = [(number * 31 + at * 7) % 50_000 for at in range(PROMPT_TOKENS)]
     params = {"max_new_tokens": OUTPUT_TOKENS, "temperature": 0}
-    return json.dumps({"input_ids": tokens, "sampling_params": params, "stream": stream})
+    return {"input_ids": tokens, "sampling_params": params, "stream": stream}
+
+
+def _body(number: int, *, stream: bool = False) -> str:
+    return json.dumps(_ask(number, stream=stream))
+
+
+def _zmq_rates(place: str) -> tuple[float, float]:
+    """Pings and requests a second over one DEALER with so many open at once."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger, socket.rcvtimeo = 0, STOP_S * 1000
+        socket.connect(place)
+        ping = msgpack.encode({"type": "ping"})
+        asked = [
+            msgpack.encode(_ask(-number, stream=False) | {"type": "generate", "id": str(number)})
+            for number in range(REQUESTS)
+        ]
+        return _exchange(socket, [ping] * REQUESTS), _exchange(socket, asked)
+
+
+def _exchange(socket: zmq.Socket[bytes], asked: list[bytes]) -> float:
+    begun = perf_counter()
+    for number in range(len(asked) + CONNECTIONS):
+        if number >= CONNECTIONS:
+            said = msgpack.decode(socket.recv())
+            assert said["type"] in ("pong", "end"), said
+        if number < len(asked):
+            socket.send(asked[number])
+    return len(asked) / (perf_counter() - begun)
 
 
 def _rate(ask: Callable[[int], None], count: int) -> float:
