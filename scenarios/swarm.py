@@ -120,10 +120,8 @@ class Swarm:
         config = plan.engine
         self.library = Library([*plan.specs, *plan.again], config.cache.page_size)
         self.store = SharedStore(plan.store_pages)
-        self.engines = [
-            WatchedEngine(config, self.library, is_watched=is_watched)
-            for _ in range(plan.instances)
-        ]
+        self._is_watched = is_watched
+        self.engines = [self.make_engine() for _ in range(plan.instances)]
         self.world = self._world()
         self.world.after_turn = self._after_turn
         self._random = Random(plan.seed).fork(0xABB)
@@ -132,6 +130,9 @@ class Swarm:
         self._is_over = False
         self.asked = self.answered = 0
         self.counts: Counter[str] = Counter()
+
+    def make_engine(self) -> WatchedEngine:
+        return WatchedEngine(self.plan.engine, self.library, is_watched=self._is_watched)
 
     def _world(self) -> World:
         plan = self.plan

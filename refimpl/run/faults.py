@@ -32,6 +32,7 @@ KINDS: Final = (
     "delay",  # an op, or a storage batch of one, takes that much longer: chance:duration
 )
 
+_RANK_STRIDE: Final = 1_000_003  # a prime, so that ranks of neighbouring seeds differ
 _UNITS: Final = (("ns", 1), ("us", NS_PER_US), ("ms", NS_PER_MS), ("s", NS_PER_S))
 
 
@@ -41,6 +42,7 @@ class Faults:
     def __init__(self, chances: dict[str, int], delay_ns: int = 0, seed: int = 0) -> None:
         self._chances = {kind: chances.get(kind, 0) for kind in KINDS}
         self._delay_ns = delay_ns
+        self._seed = seed
         source = Random(seed)
         self._streams = {kind: source.fork(label) for label, kind in enumerate(KINDS)}
         self._sizes = source.fork(len(KINDS))
@@ -64,6 +66,10 @@ class Faults:
                 delay_ns = _duration_ns(duration)
             chances[kind] = _chance(kind, value)
         return cls(chances, delay_ns, seed)
+
+    def of_rank(self, rank: int) -> Faults:
+        """The same chances, drawn for one rank of an instance; rank 0 has the draws of the instance."""
+        return Faults(self._chances, self._delay_ns, self._seed + rank * _RANK_STRIDE)
 
     def strike(self, kind: str) -> bool:
         """True when a fault of ``kind`` happens now."""

@@ -1,0 +1,71 @@
+"""The swarm of ranks: whatever ranks answer, when, and how much of it, one brain decides for all of them.
+
+``pytest scenarios/test_rank_swarm.py --swarm-seed N`` shows one of them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+from refimpl.cluster.ranks import Vector
+from scenarios.rank_swarm import run_ranks
+
+BATCH: Final = 10
+SEEDS: Final = 40
+SLOW_SEEDS: Final = 500
+TWICE: Final = 10
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seeds" not in metafunc.fixturenames:
+        return
+    seed = metafunc.config.getoption("--swarm-seed")
+    if seed is not None:
+        metafunc.parametrize("seeds", [pytest.param(range(seed, seed + 1), id=f"seed{seed}")])
+        return
+    batches = [
+        pytest.param(
+            range(first, first + BATCH),
+            id=f"{first}to{first + BATCH - 1}",
+            marks=[] if first < SEEDS else [pytest.mark.slow],
+        )
+        for first in range(0, SEEDS + SLOW_SEEDS, BATCH)
+    ]
+    metafunc.parametrize("seeds", batches)
+
+
+def test_ranks_that_differ_are_one_instance(seeds: range) -> None:
+    """Field reports A02, A03, A06: they agree on every op, and take part in the same agreements."""
+    for seed in seeds:
+        swarm, outcome = run_ranks(seed)
+        for ranks in swarm.agreements():
+            assert all(each == ranks[0] for each in ranks), f"seed {seed}: ranks went astray"
+        if seed % TWICE == 0 or len(seeds) == 1:
+            assert run_ranks(seed)[1].digest == outcome.digest, f"seed {seed} decides differently"
+
+
+def test_the_swarm_has_ranks_that_differ() -> None:
+    differ = 0
+    for seed in range(20):
+        swarm, _ = run_ranks(seed)
+        had = [pages for engine in swarm.engines for pages in engine.ranks.had.values()]  # type: ignore[attr-defined]
+        differ += sum(len(set(pages)) > 1 for pages in had)
+    assert differ > 20
+
+
+def own_value(vectors: Sequence[Vector]) -> Vector:
+    """What a rank would go by that asks nobody."""
+    return vectors[0]
+
+
+def test_without_the_minimum_the_swarm_fails() -> None:
+    failures = 0
+    for seed in range(20):
+        try:
+            run_ranks(seed, own_value)
+        except AssertionError as error:
+            failures += ": AssertionError:" in str(error)  # of a shadow, not of broken code
+    assert failures > 5
