@@ -35,8 +35,8 @@ _OF_AN_OP: Final = (BackedUp, Fetched, Landed, Probed, Stored)
 class FollowedRanks(VirtualRanks):
     """Ranks that remember what each of them had when they agreed: pages, by op and rank."""
 
-    def __init__(self, lanes: Sequence[LaneExecutor], reduce: Reduce) -> None:
-        super().__init__(lanes, reduce)
+    def __init__(self, lanes: Sequence[LaneExecutor], reduce: Reduce, *, is_attached: bool) -> None:
+        super().__init__(lanes, reduce, is_attached=is_attached)
         self.had: dict[int, list[int]] = {}
 
     def _agree(self, now: int) -> list[AnyEvent]:
@@ -100,7 +100,9 @@ class RankSwarm(Swarm):
                 LaneExecutor(cost, store, faults)
                 for store, faults in zip(self.stores, self.faults.of_ranks, strict=True)
             ]
-            engine.ranks = FollowedRanks(lanes, self._reduce)
+            engine.ranks = FollowedRanks(
+                lanes, self._reduce, is_attached=bool(plan.engine.storage_backend)
+            )
             instances.append(Instance(engine, engine.ranks))
         return World(instances, Router(plan.instances, plan.router), page_size)
 

@@ -9,27 +9,34 @@ Must not know: what carries the messages, what carries out the orders. Called by
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from refimpl.messages import (
     AnyEvent,
     BackedUp,
     BackUp,
+    CancelFetch,
+    CloseStorage,
     Command,
     Fetch,
     Fetched,
     Landed,
+    OpenStorage,
     Probe,
     Probed,
+    StorageClosed,
+    StorageOpened,
     Store,
     Stored,
 )
 
 Vector: TypeAlias = list[int]  # of each op: whether it has ended (0 or 1), and its pages so far
 
-End: TypeAlias = type[BackedUp] | type[Probed] | type[Fetched] | type[Stored]
-_ENDS: Final[dict[type[Command], End]] = {
+OfAnOp: TypeAlias = BackedUp | Probed | Landed | Fetched | Stored | StorageOpened | StorageClosed
+_Ending: TypeAlias = type[BackedUp] | type[Probed] | type[Fetched] | type[Stored]
+
+CHANGE: Final = 0  # the op of an attach or a detach; those of the brain count from 1
+_ENDS: Final[dict[type[Command], _Ending]] = {
     BackUp: BackedUp,
     Probe: Probed,
     Fetch: Fetched,
@@ -42,33 +49,37 @@ class RankError(Exception):
     """A rank died, or was silent for too long: the instance can't go on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """What rank 0 tells all ranks in one step.
-
-    ``ops`` are the ops in flight, in the order they were opened; the ranks agree on them after the step.
-    None: there is nothing to agree on, and no rank takes part in anything. ``is_last``: the group ends.
-    """
-
-    commands: list[Command] = field(default_factory=list)
-    ops: tuple[int, ...] = ()
-    is_last: bool = False
-
-
 class RankLedger:
     """What one rank knows of the ops in flight: its own pages, and whether it has ended.
 
-    An op that fails on a rank has ended there with fewer pages, so that any rank that fails fails it.
+    An op that fails on a rank has ended there with fewer pages, so that any rank that fails fails it. A change
+    of storage is an op as well: it has one page where it succeeded, and fewer than none where it failed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.is_attached = False  # there is a store
         self._pages: dict[int, int] = {}
         self._ended: dict[int, bool] = {}
 
-    def note(self, event: BackedUp | Probed | Landed | Fetched | Stored) -> None:
+    def note(self, event: OfAnOp) -> None:
         """Something happened to an op on this rank."""
-        self._pages[event.op] = event.pages
-        self._ended[event.op] = not isinstance(event, Landed)
+        if isinstance(event, StorageOpened | StorageClosed):
+            self.is_attached = isinstance(event, StorageOpened) and not event.error
+            self._pages[CHANGE] = -1 - self.rank if event.error else 1
+            self._ended[CHANGE] = True
+        else:
+            self._pages[event.op] = event.pages
+            self._ended[event.op] = not isinstance(event, Landed)
+
+    def skips(self, command: Command) -> bool:
+        """Is there nothing to do for ``command`` on this rank? Then it has ended here."""
+        if isinstance(command, CancelFetch):
+            return self._ended.get(command.op, False)
+        if isinstance(command, CloseStorage) and not self.is_attached:
+            self.note(StorageClosed())
+            return True
+        return False
 
     def vector(self, ops: Sequence[int]) -> Vector:
         """This rank's part of the agreement on ``ops``."""
@@ -76,10 +87,6 @@ class RankLedger:
         for op in ops:
             found += [int(self._ended.get(op, False)), self._pages.get(op, 0)]
         return found
-
-    def has_ended(self, op: int) -> bool:
-        """It has ended on this rank, and not yet on all."""
-        return self._ended.get(op, False)
 
     def settle(self, ops: Sequence[int], agreed: Vector) -> None:
         """Forget the ops that have ended everywhere."""
@@ -93,35 +100,60 @@ class RankLedger:
 
 
 class Agreement:
-    """What all ranks have agreed on, on rank 0: orders in, completions out."""
+    """What all ranks have agreed on, on rank 0: orders in, completions out.
+
+    A store that one rank could not open is closed again on the others before the brain hears of it.
+    """
 
     def __init__(self) -> None:
-        self._open: dict[int, End] = {}
+        self._open: dict[int, _Ending] = {}
         self._landed: dict[int, int] = {}  # pages of reads, as the brain was told
+        self._change: Command | None = None  # the one in flight
+        self._failed = ""  # why a store is being closed again
+        self.orders: list[Command] = []  # what the ranks have to do beside what the brain wants
 
     @property
     def ops(self) -> tuple[int, ...]:
-        """The ops in flight, in the order they were opened."""
-        return tuple(self._open)
+        """The ops in flight, in the order they were opened, a change of storage first."""
+        return tuple(self._open) if self._change is None else (CHANGE, *self._open)
 
     def opened(self, command: Command) -> None:
         """An order was given; it may open an op."""
-        if isinstance(command, BackUp | Probe | Fetch | Store):
+        ending = _ENDS.get(type(command))
+        if ending is not None:
+            assert isinstance(command, BackUp | Probe | Fetch | Store)
             assert command.op not in self._open, f"op {command.op} is already open"
-            self._open[command.op] = _ENDS[type(command)]
+            self._open[command.op] = ending
+        elif isinstance(command, OpenStorage | CloseStorage):
+            assert self._change is None, "storage is being changed"
+            self._change = command
 
     def take(self, ops: Sequence[int], agreed: Vector) -> list[AnyEvent]:
         """What the minimum over all ranks says of ``ops``: completions, and pages that landed."""
         events: list[AnyEvent] = []
         for at, op in enumerate(ops):
             has_ended, pages = agreed[_ENTRIES * at : _ENTRIES * (at + 1)]
-            if has_ended:
+            if op == CHANGE:
+                events += self._changed(pages) if has_ended else []
+            elif has_ended:
                 events.append(self._open.pop(op)(op, pages))
                 self._landed.pop(op, None)
             elif self._open[op] is Fetched and pages > self._landed.get(op, 0):
                 self._landed[op] = pages
                 events.append(Landed(op, pages))
         return events
+
+    def _changed(self, pages: int) -> list[AnyEvent]:
+        change, self._change = self._change, None
+        error = f"rank {-1 - pages} could not; its log says why" if pages < 0 else ""
+        if isinstance(change, OpenStorage):
+            if not error:
+                return [StorageOpened()]
+            self._failed, self._change = error, CloseStorage()
+            self.orders.append(self._change)
+            return []
+        failed, self._failed = self._failed, ""
+        return [StorageOpened(failed) if failed else StorageClosed(error)]
 
 
 def minimum(vectors: Sequence[Vector]) -> Vector:

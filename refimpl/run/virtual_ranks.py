@@ -11,59 +11,52 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from refimpl.cluster.ranks import Agreement, Orders, RankLedger, Vector, minimum
-from refimpl.messages import (
-    AnyEvent,
-    BatchDone,
-    CancelFetch,
-    CloseStorage,
-    Command,
-    Reply,
-    StorageClosed,
-    StorageOpened,
-    Submit,
-)
+from refimpl.cluster.ranks import Agreement, RankLedger, Vector, minimum
+from refimpl.messages import AnyEvent, BatchDone, Command, Reply, Submit
 from refimpl.run.lanes import LaneExecutor
 
 
 class VirtualRank:
     """One rank: carries out orders, and answers for the ops in flight."""
 
-    def __init__(self, lanes: LaneExecutor) -> None:
+    def __init__(self, rank: int, lanes: LaneExecutor, *, is_attached: bool) -> None:
         self.lanes = lanes
-        self.ledger = RankLedger()
+        self.ledger = RankLedger(rank)
+        self.ledger.is_attached = is_attached
         self.agreed_on: list[tuple[int, ...]] = []  # every agreement it took part in
 
-    def contribute(self, orders: Orders, now: int) -> Vector | None:
-        """Do as ordered; this rank's part of the agreement, None where there is none."""
-        for command in orders.commands:
-            if not (isinstance(command, CancelFetch) and self.ledger.has_ended(command.op)):
-                self.lanes.submit(command, now)
-        if not orders.ops:
+    def obey(self, command: Command, now: int) -> None:
+        """Carry it out."""
+        if not self.ledger.skips(command):
+            self.lanes.submit(command, now)
+
+    def contribute(self, ops: tuple[int, ...]) -> Vector | None:
+        """This rank's part of the agreement; None where there is none, which ``ops`` alone decides."""
+        if not ops:
             return None
-        self.agreed_on.append(orders.ops)
-        return self.ledger.vector(orders.ops)
+        self.agreed_on.append(ops)
+        return self.ledger.vector(ops)
 
 
 class VirtualRanks:
-    """Several lanes as one executor, with the interface of lanes."""
+    """Several lanes as one executor, with the interface of lanes.
+
+    ``is_attached``: there is a store from the start.
+    """
 
     def __init__(
         self,
         lanes: Sequence[LaneExecutor],
         reduce: Callable[[Sequence[Vector]], Vector] = minimum,
+        *,
+        is_attached: bool = False,
     ) -> None:
-        self.ranks = [VirtualRank(each) for each in lanes]
+        self.ranks = [
+            VirtualRank(rank, each, is_attached=is_attached) for rank, each in enumerate(lanes)
+        ]
         self._reduce = reduce
         self._agreement = Agreement()
-        self._commands: list[Command] = []
         self._batch: list[BatchDone] = []  # of the batch in flight, the ranks that have ended
-        self._changes: dict[
-            int, StorageOpened | StorageClosed
-        ] = {}  # of an attach or detach, by rank
-        self._failed: StorageOpened | None = None  # while ranks that had opened close again
-        self._closing = 0  # how many these are
-        self._now = 0
 
     @property
     def is_idle(self) -> bool:
@@ -77,9 +70,7 @@ class VirtualRanks:
         """Give an order to all ranks."""
         self._agreement.opened(command)
         for rank in self.ranks:
-            vector = rank.contribute(Orders([command]), now)
-            assert vector is None
-        self._now = now
+            rank.obey(command, now)
 
     def next_due(self) -> int | None:
         """When the next thing ends on some rank, in ns."""
@@ -92,7 +83,6 @@ class VirtualRanks:
         if due is None or due > now:
             return []
         events: list[AnyEvent] = []
-        self._now = due
         for rank in self.ranks:
             if rank.lanes.next_due() == due:
                 for event in rank.lanes.pop_due(due):
@@ -100,16 +90,11 @@ class VirtualRanks:
         return events + self._agree(due)
 
     def _note(self, rank: VirtualRank, event: AnyEvent) -> list[AnyEvent]:
-        match event:
-            case BatchDone():
-                self._batch.append(event)
-                return self._end_of_batch()
-            case StorageOpened() | StorageClosed():
-                self._changes[self.ranks.index(rank)] = event
-                return self._end_of_change()
-            case _:
-                rank.ledger.note(event)  # type: ignore[arg-type]  # all that lanes say otherwise
-                return []
+        if not isinstance(event, BatchDone):
+            rank.ledger.note(event)  # type: ignore[arg-type]  # all that lanes say otherwise
+            return []
+        self._batch.append(event)
+        return self._end_of_batch()
 
     def _end_of_batch(self) -> list[AnyEvent]:
         """A load that failed on one rank has failed; all ran the same steps."""
@@ -120,38 +105,22 @@ class VirtualRanks:
         failed = dict.fromkeys(rid for each in done for rid in each.loads_failed)
         return [replace(done[0], loads_failed=tuple(failed))]
 
-    def _end_of_change(self) -> list[AnyEvent]:
-        """What failed on one rank has failed, and the ranks that had opened close again first."""
-        if self._failed is not None:
-            if len(self._changes) < self._closing:
-                return []
-            failed, self._failed, self._changes = self._failed, None, {}
-            return [failed]
-        if len(self._changes) < len(self.ranks):
-            return []
-        done, self._changes = self._changes, {}
-        errors = [f"rank {at}: {done[at].error}" for at in sorted(done) if done[at].error]
-        opened = [
-            at for at in sorted(done) if isinstance(done[at], StorageOpened) and not done[at].error
-        ]
-        ended = type(done[0])(" | ".join(errors))
-        if not errors or not opened:
-            return [ended]
-        assert isinstance(ended, StorageOpened)
-        self._failed, self._closing = ended, len(opened)
-        for at in opened:
-            self.ranks[at].lanes.submit(CloseStorage(), self._now)
-        return []
-
     def _agree(self, now: int) -> list[AnyEvent]:
-        """One agreement, if anything is in flight."""
-        orders = Orders([], self._agreement.ops)
-        vectors = [rank.contribute(orders, now) for rank in self.ranks]
-        given = [vector for vector in vectors if vector is not None]
-        if not given:
-            return []
-        assert len(given) == len(self.ranks), "a rank stays away from an agreement"
-        agreed = self._reduce(given)
-        for rank in self.ranks:
-            rank.ledger.settle(orders.ops, agreed)
-        return self._agreement.take(orders.ops, agreed)
+        """Agreements, if anything is in flight; a second one where it led to more orders."""
+        events: list[AnyEvent] = []
+        while True:
+            ops = self._agreement.ops
+            vectors = [rank.contribute(ops) for rank in self.ranks]
+            given = [vector for vector in vectors if vector is not None]
+            assert len(given) in (0, len(self.ranks)), "a rank stays away from an agreement"
+            if given:
+                agreed = self._reduce(given)
+                for rank in self.ranks:
+                    rank.ledger.settle(ops, agreed)
+                events += self._agreement.take(ops, agreed)
+            if not self._agreement.orders:
+                return events
+            for command in self._agreement.orders:
+                for rank in self.ranks:
+                    rank.obey(command, now)
+            self._agreement.orders.clear()
