@@ -52,8 +52,9 @@ class RankError(Exception):
 class RankLedger:
     """What one rank knows of the ops in flight: its own pages, and whether it has ended.
 
-    An op that fails on a rank has ended there with fewer pages, so that any rank that fails fails it. A change
-    of storage is an op as well: it has one page where it succeeded, and fewer than none where it failed.
+    An op that fails on a rank has ended there with fewer pages, so that any rank that fails fails it.
+    A change of storage is an op as well: it has one page where it succeeded, and fewer than none where it
+    failed.
     """
 
     def __init__(self, rank: int) -> None:

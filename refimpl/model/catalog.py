@@ -23,6 +23,7 @@ from refimpl.model.fast import Fast
 from refimpl.model.gguf_file import load_gguf
 from refimpl.model.reference import Reference
 from refimpl.model.self_check import check_batch_invariance
+from refimpl.model.shard import Gather, Shard
 from refimpl.model.tokenizer import ByteTokenizer, Tokenizer
 from refimpl.model.transformer import Transformer
 from refimpl.model.weights import random_weights
@@ -47,6 +48,12 @@ class Model:
     def config(self) -> ModelConfig:
         """The decoder's shape, which a KV pool is sized by."""
         return self.transformer.config
+
+    def of_rank(self, shard: Shard, gather: Gather) -> Model:
+        """One rank's part, over the same weights. Raises ConfigError when it can't be split so."""
+        whole = self.transformer
+        part = Transformer(whole.config, whole.weights, whole.arithmetic, shard, gather)
+        return Model(part, self.tokenizer)
 
 
 def open_model(

@@ -18,33 +18,53 @@ from refimpl.model.arithmetic import Arithmetic
 from refimpl.model.config import ModelConfig
 from refimpl.model.paged import Chunk, KvView, Plan, plan
 from refimpl.model.rope import RopeTable, rotate
+from refimpl.model.shard import ALONE, Gather, Shard
 from refimpl.model.weights import Weights, weight_shapes
 
 Turns: TypeAlias = tuple[Tensor, Tensor]
 
 
+def _as_it_is(part: Tensor) -> Tensor:
+    """What one rank computed is all there is."""
+    return part
+
+
 class Transformer:
     """A decoder with its weights and the arithmetic it computes with.
 
-    All weights lie on one device and have the dtype of ``config``. Raises ValueError when a tensor is
-    missing or has another shape.
+    All weights lie on one device and have the dtype of ``config``. With a ``shard`` of several ranks it
+    computes that rank's part, and ``gather`` puts the parts of all together; ranks of one process share
+    the weights. Raises ValueError when a tensor is missing or has another shape, ConfigError when the
+    model can't be split so.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, arithmetic: Arithmetic) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        arithmetic: Arithmetic,
+        shard: Shard = ALONE,
+        gather: Gather = _as_it_is,
+    ) -> None:
         for name, shape in weight_shapes(config).items():
             if name not in weights or tuple(weights[name].shape) != shape:
                 raise ValueError(f"{config.name} needs {name} of shape {shape}")
+        shard.check(config)
+        if config.mla:
+            shard, gather = ALONE, _as_it_is
         self.config = config
         self.weights = weights
         self.arithmetic = arithmetic
+        self._gather = gather
         self._embedding = weights["embed_tokens.weight"]  # [vocab, hidden]
         self._norm = weights["norm.weight"]
         head = "embed_tokens.weight" if config.ties_embeddings else "lm_head.weight"
-        self._head = weights[head]  # [vocab, hidden]
+        self._head = shard.columns(weights[head])  # [vocab of this rank, hidden]
         self.device = self._embedding.device
         self._rope = RopeTable(config, self.device)
         self._layers = [
-            _Layer(config, _of_layer(weights, layer), arithmetic) for layer in range(config.layers)
+            _Layer(config, _of_layer(weights, layer, config, shard), arithmetic, shard, gather)
+            for layer in range(config.layers)
         ]
 
     @torch.inference_mode()
@@ -70,7 +90,7 @@ class Transformer:
                 before_layer(number)
             x = layer.forward(x, batch, turns, kv, number)
         last = self.arithmetic.norm(x[batch.last], self._norm, self.config.norm_epsilon)
-        return self.arithmetic.linear(last, self._head).float()  # [chunk, vocab]
+        return self._gather(self.arithmetic.linear(last, self._head)).float()  # [chunk, vocab]
 
     def _check(self, chunks: Sequence[Chunk]) -> None:
         vocab, positions_max = self.config.vocab, self.config.positions_max
@@ -84,11 +104,21 @@ class Transformer:
 class _Layer:
     """Attention and MLP with their residuals."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, arithmetic: Arithmetic) -> None:
-        self._weights, self._arithmetic = weights, arithmetic
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        arithmetic: Arithmetic,
+        shard: Shard,
+        gather: Gather,
+    ) -> None:
+        self._weights, self._arithmetic, self._gather = weights, arithmetic, gather
         self._epsilon = config.norm_epsilon
-        attention = _Mla if config.mla else _Gqa
-        self._attention: _Gqa | _Mla = attention(config, weights, arithmetic)
+        self._attention: _Gqa | _Mla
+        if config.mla:
+            self._attention = _Mla(config, weights, arithmetic)
+        else:
+            self._attention = _Gqa(config, weights, arithmetic, shard, gather)
 
     def forward(self, x: Tensor, batch: Plan, turns: Turns, kv: KvView, layer: int) -> Tensor:
         do, weights = self._arithmetic, self._weights
@@ -97,19 +127,30 @@ class _Layer:
         normed = do.norm(x, weights["post_attention_layernorm.weight"], self._epsilon)
         gate = do.linear(normed, weights["mlp.gate_proj.weight"])  # [token, intermediate]
         up = do.linear(normed, weights["mlp.up_proj.weight"])
-        return x + do.linear(do.swiglu(gate, up), weights["mlp.down_proj.weight"])
+        wide = self._gather(do.swiglu(gate, up))
+        return x + self._gather(do.linear(wide, weights["mlp.down_proj.weight"]))
 
 
 class _Gqa:
-    """Grouped-query attention: heads share the keys and values of their group."""
+    """Grouped-query attention: heads share the keys and values of their group. Of one rank's heads."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, arithmetic: Arithmetic) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        arithmetic: Arithmetic,
+        shard: Shard,
+        gather: Gather,
+    ) -> None:
         self._config, self._weights, self._arithmetic = config, weights, arithmetic
+        self._head_count = config.heads // shard.size
+        self._kv_head_count = shard.cached_heads(config)
+        self._gather = gather
 
     def forward(self, x: Tensor, batch: Plan, turns: Turns, kv: KvView, layer: int) -> Tensor:
-        query = self._heads(x, "q", self._config.heads)  # [token, head, dim]
-        keys = self._heads(x, "k", self._config.kv_heads)  # [token, kv_head, dim]
-        values = self._heads(x, "v", self._config.kv_heads)
+        query = self._heads(x, "q", self._head_count)  # [token, head, dim]
+        keys = self._heads(x, "k", self._kv_head_count)  # [token, kv_head, dim]
+        values = self._heads(x, "v", self._kv_head_count)
         query, keys = rotate(query, turns), rotate(keys, turns)
         kv.write(layer, batch.rows, keys, values)
         scale = self._config.head_dim**-0.5
@@ -123,8 +164,8 @@ class _Gqa:
             )
             for span in batch.spans
         ]
-        result = torch.cat(parts).flatten(1)  # [token, heads * dim]
-        return self._linear(result, "o")
+        result = self._gather(torch.cat(parts).flatten(1))  # [token, heads * dim]
+        return self._gather(self._linear(result, "o"))
 
     def _heads(self, x: Tensor, name: str, heads: int) -> Tensor:
         result = self._linear(x, name).reshape(len(x), heads, -1)  # [token, head, dim]
@@ -186,10 +227,24 @@ class _Mla:
         return torch.cat((latent[:, None], rotate(rope[:, None], turns)), dim=-1)
 
 
-def _of_layer(weights: Weights, layer: int) -> Weights:
+def _of_layer(weights: Weights, layer: int, config: ModelConfig, shard: Shard) -> Weights:
+    """The weights of a layer by their names in it, of one rank; views of the whole ones."""
     prefix = f"layers.{layer}."
     return {
-        name.removeprefix(prefix): weight
+        name.removeprefix(prefix): _part(name.removeprefix(prefix), weight, config, shard)
         for name, weight in weights.items()
         if name.startswith(prefix)
     }
+
+
+def _part(name: str, weight: Tensor, config: ModelConfig, shard: Shard) -> Tensor:
+    """A rank's part of a weight or bias: heads of a projection, columns of a matrix, all of a norm."""
+    if shard.size == 1 or "norm" in name:
+        return weight
+    if name.startswith("self_attn.q_proj"):
+        count = config.heads // shard.size
+        return shard.heads(weight, shard.rank * count, count, config.heads)
+    if name.startswith(("self_attn.k_proj", "self_attn.v_proj")):
+        first, count = shard.first_kv_head(config), shard.cached_heads(config)
+        return shard.heads(weight, first, count, config.kv_heads)
+    return shard.columns(weight)

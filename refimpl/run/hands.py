@@ -23,6 +23,7 @@ from refimpl.model.choice import GREEDY, Logprob, Sampling
 from refimpl.model.config import ModelConfig
 from refimpl.model.paged import Chunk, KvView
 from refimpl.model.sampling import choose, logprob
+from refimpl.model.shard import Shard
 from refimpl.model.transformer import Transformer
 
 
@@ -50,12 +51,12 @@ class Produced:
     logprobs: dict[int, list[Logprob]] = field(default_factory=dict)
 
 
-def geometry_of(model: ModelConfig, page_size: int) -> Geometry:
-    """What pages of ``page_size`` tokens of the model look like on one rank."""
+def geometry_of(model: ModelConfig, page_size: int, tp_size: int = 1) -> Geometry:
+    """What pages of ``page_size`` tokens of the model look like on one of ``tp_size`` ranks."""
     return Geometry(
         layers=model.layers,
         kvs=1 if model.mla else 2,
-        heads=model.cached_heads,
+        heads=Shard(0, tp_size).cached_heads(model),
         dim=model.key_width,
         page_size=page_size,
         dtype=model.dtype,

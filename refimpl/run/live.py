@@ -57,9 +57,9 @@ class LiveExecutor:
     ``keeps_outputs`` says that nobody will ask.
     """
 
-    def __init__(self, hands: TorchHands, opener: Opener) -> None:
+    def __init__(self, hands: TorchHands, opener: Opener, inbox: Inbox | None = None) -> None:
         self.hands = hands
-        self.inbox: Inbox = SimpleQueue()
+        self.inbox: Inbox = SimpleQueue() if inbox is None else inbox
         self.outputs: dict[int, list[int]] = {}
         self.keeps_outputs = True
         self.storage = LiveStorage(hands.mover.host, opener, self.inbox)

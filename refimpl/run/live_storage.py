@@ -103,6 +103,11 @@ class LiveStorage:
 
     # ---- attach and detach ----------------------------------------------------------------------
 
+    @property
+    def is_attached(self) -> bool:
+        """There is a store."""
+        return self._attached is not None
+
     def open_now(self, backend: str, extra_config: str) -> None:
         """Attach before the engine starts. Raises ConfigError or StorageError."""
         self._attached = _Attached(self._opener(backend, extra_config))

@@ -1,102 +1,108 @@
 """The ranks of one instance on the wall clock: orders go out to all, and what all have done comes back.
 
-Rank 0 is where the engine is. In one step it broadcasts what was ordered since the last one, does its own part,
-and agrees with the others on the ops in flight; with none in flight there is no agreement. Steps are taken when
-something was ordered, when rank 0's own part has moved on, and else every ``POLL_NS`` while ops are in flight.
+Rank 0 is where the engine is. In one step it broadcasts what was ordered since the last one, does its
+own part, and agrees with the others on the ops in flight; with none in flight there is no agreement.
+A step is taken when something was ordered, when rank 0's own part has moved on, and else every
+``POLL_NS`` while ops are in flight. A decode is ordered step by step, so that all ranks end it alike.
 Must not know: what carries messages between ranks, what an engine decides. Called by: real, the server.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import Empty
-from typing import Final, Protocol
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Final, Protocol, TypeAlias
 
-from refimpl.cluster.ranks import Orders, RankLedger, Vector
-from refimpl.messages import (
-    AnyEvent,
-    BatchDone,
-    CancelFetch,
-    Reply,
-    StorageClosed,
-    StorageOpened,
-    Submit,
-)
-from refimpl.model.choice import Sampling
+from msgspec.structs import replace
+
+from refimpl.cluster.ranks import Agreement, RankError, RankLedger, Vector
+from refimpl.messages import AnyEvent, BatchDone, Command, CutBatch, Reply, RunBatch, Submit
+from refimpl.model.choice import GREEDY, Sampling
 from refimpl.run.live import LiveExecutor
-from refimpl.run.live_loop import Question, Stepped
+from refimpl.run.live_loop import Inbox, Question, Stepped
+from refimpl.run.pump import JOIN_S
 from refimpl.units import NS_PER_MS
 
 POLL_NS: Final = 2 * NS_PER_MS  # how late rank 0 may hear of what another rank has done
 LIMIT_S: Final = 5.0  # a rank that is silent for longer is taken for dead
 
+Minimum: TypeAlias = Callable[[Vector], Vector]  # all_reduce(MIN); raises RankError
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A request begins or ends, as ranks hear of it."""
+    """A request begins or ends, as the hands of a rank hear of it."""
 
     message: Submit | Reply
-    sampling: Sampling
+    sampling: Sampling = GREEDY
+    is_followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What rank 0 broadcasts."""
+    """What rank 0 broadcasts: orders in their order, and the ops that all ranks then agree on."""
 
-    orders: Orders
-    told: list[Told]
-
-
-class Collective(Protocol):
-    """What ranks do together. Raises RankError when one of them does not come in time."""
-
-    def minimum(self, vector: Vector) -> Vector:
-        """``all_reduce(MIN)``."""
+    orders: list[Command | Told]
+    ops: tuple[int, ...] = ()
+    is_last: bool = False
 
 
-class Follower(Protocol):
-    """Another rank, as rank 0 sees it."""
+class WakingInbox(SimpleQueue[AnyEvent | Stepped | Question]):
+    """The inbox of rank 0's own hands, which wakes the loop that looks after all ranks."""
 
-    def send(self, step: Step) -> None:
-        """Broadcast to it; does not wait."""
+    def __init__(self, loop: Inbox) -> None:
+        super().__init__()
+        self._loop = loop
 
-    def check(self) -> None:
-        """Raise RankError if it has died."""
-
-    def close(self) -> None:
-        """Wait for its end, which has been ordered."""
+    def put(
+        self,
+        item: AnyEvent | Stepped | Question,
+        block: bool = True,
+        timeout: float | None = None,
+    ) -> None:
+        """Take an item, and let the loop know."""
+        super().put(item, block, timeout)
+        self._loop.put(Stepped({}))
 
 
 class Rank:
     """One rank: carries out steps on its own hands, and answers for the ops in flight."""
 
-    def __init__(self, executor: LiveExecutor, collective: Collective) -> None:
+    def __init__(self, rank: int, executor: LiveExecutor, minimum: Minimum) -> None:
         self.executor = executor
-        self._collective = collective
-        self._ledger = RankLedger()
-        self.others: list[AnyEvent | Stepped | Question] = []  # what is no op's business
+        self.ledger = RankLedger(rank)
+        self.ledger.is_attached = executor.storage.is_attached
+        self._minimum = minimum
+        self._others: list[AnyEvent | Stepped] = []  # what is no op's business
 
-    def take(self, step: Step, *, is_followed: bool = False) -> Vector | None:
-        """Do as ordered; what all ranks have agreed on, None when nothing is in flight."""
-        for told in step.told:
-            self.executor.tell(told.message, told.sampling, is_followed=is_followed)
-        for command in step.orders.commands:
-            if not (isinstance(command, CancelFetch) and self._has_ended(command.op)):
-                self.executor.submit(command)
-        self.collect()
-        ops = step.orders.ops
-        if not ops:
+    def take(self, step: Step) -> Vector | None:
+        """Do as ordered; what all ranks have agreed on, None when nothing is in flight.
+
+        Raises RankError when a rank does not come, or whatever stopped this one.
+        """
+        for order in step.orders:
+            if isinstance(order, Told):
+                message, sampling = order.message, order.sampling
+                self.executor.tell(message, sampling, is_followed=order.is_followed)
+            else:
+                self._obey(order)
+        if not step.ops:
             return None
-        agreed = self._collective.minimum(self._ledger.vector(ops))
-        self._ledger.settle(ops, agreed)
+        self.collect()
+        agreed = self._minimum(self.ledger.vector(step.ops))
+        self.ledger.settle(step.ops, agreed)
         return agreed
 
-    def _has_ended(self, op: int) -> bool:
+    def _obey(self, command: Command) -> None:
         self.collect()
-        return self._ledger.has_ended(op)
+        if not self.ledger.skips(command):
+            self.executor.submit(command)
 
     def collect(self) -> bool:
         """Note what its own threads have done; True if there was anything."""
+        self.executor.check()
         has_any = False
         while True:
             try:
@@ -104,7 +110,150 @@ class Rank:
             except Empty:
                 return has_any
             has_any = True
-            if isinstance(event, BatchDone | Stepped | Question | StorageOpened | StorageClosed):
-                self.others.append(event)
+            if isinstance(event, BatchDone | Stepped):
+                self._others.append(event)
             else:
-                self._ledger.note(event)  # type: ignore[arg-type]  # all that executors say otherwise
+                self.ledger.note(event)  # type: ignore[arg-type]  # all else that hands say
+
+    def take_others(self) -> list[AnyEvent | Stepped]:
+        """Batches that have ended, and tokens of answers that are followed."""
+        others, self._others = self._others, []
+        return others
+
+
+class Follower(Protocol):
+    """Another rank, as rank 0 sees it."""
+
+    def send(self, step: Step) -> None:
+        """Give it a step; does not wait for it."""
+
+    def check(self) -> None:
+        """Raise RankError if it has died."""
+
+    def join(self) -> None:
+        """Wait for its end, which it has been told of."""
+
+
+class ThreadFollower:
+    """A rank in a thread of this process."""
+
+    def __init__(self, rank: Rank, on_failure: Callable[[], None]) -> None:
+        self._rank, self._on_failure = rank, on_failure
+        self._steps: SimpleQueue[Step] = SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, name=f"rank {rank.ledger.rank}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            follow(self._rank, self._steps.get)
+        except BaseException as error:
+            self._error = error
+            self._on_failure()
+
+    def send(self, step: Step) -> None:
+        """Give it a step."""
+        self._steps.put(step)
+
+    def check(self) -> None:
+        """Raise RankError if it has died."""
+        if self._error is not None and not isinstance(self._error, RankError):
+            number = self._rank.ledger.rank
+            raise RankError(f"rank {number} has died: {self._error!r}") from self._error
+
+    def join(self) -> None:
+        """Wait for its end."""
+        self._thread.join(JOIN_S)
+
+
+def follow(rank: Rank, next_step: Callable[[], Step]) -> None:
+    """The life of a rank that is told what to do. Its hands are closed at the end."""
+    is_idle = False
+    try:
+        while True:
+            step = next_step()
+            if step.is_last:
+                is_idle = True
+                return
+            rank.take(step)
+            rank.take_others()  # rank 0 says the same
+    finally:
+        rank.executor.close(is_idle=is_idle)
+
+
+class RankGroup:
+    """All ranks as one executor on the wall clock."""
+
+    def __init__(self, inbox: Inbox, own: Rank, followers: Sequence[Follower]) -> None:
+        self.inbox = inbox
+        self.agreements = 0  # so far
+        self._own, self._followers = own, followers
+        self._agreement = Agreement()
+        self._orders: list[Command | Told] = []
+        self._last_ns = 0  # when the last step was taken
+        self._has_news = False
+
+    def tell(
+        self, message: Submit | Reply, sampling: Sampling = GREEDY, *, is_followed: bool = False
+    ) -> None:
+        """A request begins or ends."""
+        self._orders.append(Told(message, sampling, is_followed))
+
+    def submit(self, command: Command, now: int = 0) -> None:
+        """Order something of all ranks; it goes out with the next step."""
+        del now
+        if isinstance(command, CutBatch):
+            return  # a decode ends after each step anyway
+        if isinstance(command, RunBatch) and command.is_decode:
+            command = replace(command, steps_max=1)
+        self._agreement.opened(command)
+        self._orders.append(command)
+
+    def next_due(self) -> int | None:
+        """When the next step is to be taken at the latest."""
+        if self._orders or self._has_news:
+            return 0
+        return self._last_ns + POLL_NS if self._agreement.ops else None
+
+    def pop_due(self, now: int) -> list[AnyEvent | Stepped]:
+        """Take a step if there is reason to; what all ranks have done. Raises RankError."""
+        self._has_news = self._own.collect() or self._has_news
+        due = self.next_due()
+        agreed = self._step(now) if due is not None and due <= now else []
+        return [*self._own.take_others(), *agreed]
+
+    def _step(self, now: int) -> list[AnyEvent]:
+        self._last_ns, self._has_news = now, False
+        step = Step(self._orders, self._agreement.ops)
+        self._orders = []
+        for follower in self._followers:
+            follower.check()
+            follower.send(step)
+        agreed = self._own.take(step)
+        if agreed is None:
+            return []
+        self.agreements += 1
+        events = self._agreement.take(step.ops, agreed)
+        self._orders += self._agreement.orders
+        self._agreement.orders.clear()
+        return events
+
+    def moved(self) -> dict[str, tuple[int, int]]:
+        """(bytes, ns) of rank 0's copies so far, by way; the others move as much."""
+        return self._own.executor.moved()
+
+    def check(self) -> None:
+        """Raise RankError if a rank has died, or what stopped rank 0's own hands."""
+        for follower in self._followers:
+            follower.check()
+        self._own.executor.check()
+
+    def close(self, *, is_idle: bool = True) -> None:
+        """End all ranks."""
+        for follower in self._followers:
+            follower.send(Step([], is_last=True))
+        try:
+            self._own.executor.close(is_idle=is_idle)
+        finally:
+            for follower in self._followers:
+                follower.join()

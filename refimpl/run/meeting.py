@@ -1,0 +1,50 @@
+"""Where the ranks that are threads of one process meet: each brings a value and gets those of all.
+
+Must not know: what the values are. Called by: rank_group, gathering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Barrier, BrokenBarrierError
+from typing import Any
+
+from refimpl.cluster.ranks import RankError, Vector, minimum
+
+
+class Meeting:
+    """A place for ``size`` ranks. One that is missing for ``limit_s`` seconds ends it for all."""
+
+    def __init__(self, size: int, limit_s: float) -> None:
+        self._size, self._limit_s = size, limit_s
+        self._brought: list[Any] = [None] * size
+        self._came = [0] * size  # how often each rank has been here
+        self._barrier = Barrier(size)
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        """The values of all ranks, in their order. Raises RankError when one does not come."""
+        self._brought[rank] = value
+        self._came[rank] += 1
+        self._wait()
+        brought = list(self._brought)
+        self._wait()  # nobody brings the next value before all have read these
+        return brought
+
+    def end(self) -> None:
+        """Nobody waits here any longer: whoever does, or comes, gets a RankError."""
+        self._barrier.abort()
+
+    def minimum_of(self, rank: int) -> Callable[[Vector], Vector]:
+        """``all_reduce(MIN)``, as ``rank`` calls it."""
+        return lambda vector: minimum(self.exchange(rank, vector))
+
+    def _wait(self) -> None:
+        try:
+            self._barrier.wait(self._limit_s)
+        except BrokenBarrierError:
+            most = max(self._came)
+            missing = [str(rank) for rank, times in enumerate(self._came) if times < most]
+            who = f"rank {', '.join(missing)}" if missing else "a rank"
+            raise RankError(
+                f"{who} did not answer within {self._limit_s:g} s: restart the instance"
+            ) from None

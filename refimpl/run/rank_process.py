@@ -1,0 +1,149 @@
+"""Ranks as processes of their own: orders through pipes, agreement and computing over ``torch.distributed``.
+
+Rank 0 is the process that starts the others. A rank ends when its pipe does, so none outlives rank 0.
+Must not know: what an engine decides, HTTP. Called by: real.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from refimpl.cluster.ranks import RankError, Vector
+from refimpl.model.shard import Shard
+from refimpl.run.pump import JOIN_S
+from refimpl.run.rank_group import Rank, Step, follow
+
+START_S: Final = 120  # for a rank to load its model
+HOST: Final = "127.0.0.1"
+
+
+class Groups:
+    """The two process groups of a rank: one to agree in, one to compute in, each used by one thread."""
+
+    def __init__(self, shard: Shard, port: int, limit_s: float) -> None:
+        self.shard = shard
+        start = timedelta(seconds=START_S)
+        self.store = TCPStore(
+            HOST, port, shard.size, shard.rank == 0, start, wait_for_workers=False
+        )
+        self._limit = timedelta(seconds=limit_s)
+        self._limit_s = limit_s
+
+    @property
+    def port(self) -> int:
+        """Where the others find the store."""
+        return int(self.store.port)
+
+    def join(self) -> None:
+        """Wait for all ranks, and connect."""
+        self._agree, self.compute = (self._group(name) for name in ("agree", "compute"))
+
+    def _group(self, name: str) -> Any:
+        rank, size = self.shard.rank, self.shard.size
+        store = dist.PrefixStore(name, self.store)  # type: ignore[attr-defined]
+        return dist.ProcessGroupGloo(store, rank, size, self._limit)
+
+    def minimum(self, vector: Vector) -> Vector:
+        """``all_reduce(MIN)``. Raises RankError when a rank does not come in time."""
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MIN
+        tensor = torch.tensor(vector, dtype=torch.int64)
+        try:
+            self._agree.allreduce([tensor], options).wait()
+        except RuntimeError as error:
+            raise RankError(
+                f"a rank did not answer within {self._limit_s:g} s: restart the instance ({error})"
+            ) from None
+        return [int(entry) for entry in tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a rank needs to begin. ``make`` builds its hands, and can be pickled."""
+
+    shard: Shard
+    port: int
+    limit_s: float
+    make: Callable[[Shard, Any], Any]  # (shard, process group to compute in) -> LiveExecutor
+
+
+def _work(start: Start, pipe: Connection) -> None:
+    """The main function of a rank that is a process."""
+    torch.set_num_threads(1)
+    with suppress(EOFError, KeyboardInterrupt):  # rank 0 has gone
+        groups = Groups(start.shard, start.port, start.limit_s)
+        groups.join()
+        executor = start.make(start.shard, groups.compute)
+        pipe.send("ready")
+        follow(Rank(start.shard.rank, executor, groups.minimum), pipe.recv)
+
+
+class ProcessFollower:
+    """A rank in a process of its own."""
+
+    def __init__(self, start: Start) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._rank = start.shard.rank
+        self._pipe, theirs = context.Pipe()
+        self._process: BaseProcess = context.Process(
+            target=_work, args=(start, theirs), name=f"rank {self._rank}", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._steps: SimpleQueue[Step | None] = SimpleQueue()
+        # A rank that reads nothing must not hold up rank 0, so a thread waits for it.
+        self._sender = Thread(target=self._send, name=f"to rank {self._rank}", daemon=True)
+
+    def wait_ready(self) -> None:
+        """Until its model is loaded. Raises RankError."""
+        try:
+            is_ready = self._pipe.poll(START_S) and self._pipe.recv() == "ready"
+        except EOFError:
+            is_ready = False
+        if not is_ready:
+            self._process.join(JOIN_S)
+            raise RankError(f"rank {self._rank} did not start; its own log says why")
+        self._sender.start()
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id."""
+        return self._process.pid
+
+    def _send(self) -> None:
+        with suppress(OSError):  # it has died, which ``check`` says
+            while (step := self._steps.get()) is not None:
+                self._pipe.send(step)
+
+    def send(self, step: Step) -> None:
+        """Give it a step."""
+        self._steps.put(step)
+
+    def check(self) -> None:
+        """Raise RankError if it has died."""
+        if self._process.exitcode is not None:
+            raise RankError(
+                f"rank {self._rank} has died, exit code {self._process.exitcode}:"
+                " restart the instance"
+            )
+
+    def join(self) -> None:
+        """Wait for its end; one that does not come to it is killed."""
+        self._steps.put(None)
+        self._process.join(JOIN_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._pipe.close()
