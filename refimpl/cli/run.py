@@ -94,7 +94,8 @@ def run(
 
 def _plan(options: Options, model: dict[str, str], *, compare: bool, given: set[str]) -> Any:
     try:
-        from refimpl.run.real import ModelChoice, RealRun
+        from refimpl.run.model_choice import ModelChoice
+        from refimpl.run.real import RealRun
     except ImportError as error:
         raise ConfigError(
             f"--model-path needs {error.name}: pip install -e '.[torch,kernels]'"

@@ -102,7 +102,7 @@ def serve(
 
             service = start_null_service(options, served_model_name or model_path)
         else:
-            from refimpl.run.real import ModelChoice
+            from refimpl.run.model_choice import ModelChoice
             from refimpl.serve.start import start_service
 
             choice = ModelChoice(model_path or "tiny-gqa", arithmetic, dtype, device)

@@ -21,7 +21,7 @@ from refimpl.keys import TokenPrompt
 from refimpl.memory.layout import AXES, Geometry
 from refimpl.memory.pool import Pool
 from refimpl.memory.transfer import Mover
-from refimpl.model.catalog import open_model
+from refimpl.run.model_choice import ModelChoice
 from refimpl.run.options import Options
 from refimpl.run.real import serve
 from refimpl.run.setup import Simulation
@@ -126,7 +126,8 @@ def bench_ttft(model_path: str = "smollm2", repeats: int = 3) -> dict[str, Any]:
 
     Each round sends a prompt, two others that push it out of L1, and the prompt with a question more.
     """
-    model = open_model(model_path, arithmetic="fast")
+    choice = ModelChoice(model_path, "fast")
+    model = choice.open(seed=0)
     random = Random(1)
     requests: list[RequestSpec] = []
     for turn in range(repeats):
@@ -142,7 +143,7 @@ def bench_ttft(model_path: str = "smollm2", repeats: int = 3) -> dict[str, Any]:
         enable_hierarchical_cache=True,
         hicache_ratio="6",
     )
-    served = serve("L1 + L2", Simulation(options, Workload("ttft", requests)), model)
+    served = serve("L1 + L2", Simulation(options, Workload("ttft", requests)), choice, model)
     cold = [row.ttft_ns for row in served.rows if row.rid % 4 == 1]
     warm = [row for row in served.rows if row.rid % 4 == 0]
     return {

@@ -39,7 +39,7 @@ from refimpl.messages import (
 from refimpl.model.choice import GREEDY, Sampling
 from refimpl.run.arrivals import Arrivals
 from refimpl.run.hands import Produced, TorchHands
-from refimpl.run.live_loop import Inbox, LiveLoop, Stepped
+from refimpl.run.live_loop import Inbox, LiveLoop, Stepped, WallExecutor
 from refimpl.run.live_storage import LiveStorage, Opener
 from refimpl.run.pump import Pump
 from refimpl.run.record import Record
@@ -108,6 +108,11 @@ class LiveExecutor:
                 self.storage.close()
             case _:
                 raise AssertionError(f"nobody carries out {command}")
+
+    @property
+    def store_failures(self) -> int:
+        """Calls of L3 that raised or answered nonsense."""
+        return self.storage.failures
 
     def moved(self) -> dict[str, tuple[int, int]]:
         """(bytes, ns) of the copies so far, by way."""
@@ -178,7 +183,7 @@ class LiveExecutor:
 
 def run_live(
     engine: Engine,
-    executor: LiveExecutor,
+    executor: WallExecutor,
     workload: Workload,
     progress: Callable[[int], None] | None = None,
     answered: Callable[[Answer], None] | None = None,
@@ -208,7 +213,7 @@ class _Served:
     def __init__(
         self,
         engine: Engine,
-        executor: LiveExecutor,
+        executor: WallExecutor,
         workload: Workload,
         progress: Callable[[int], None] | None,
         answered: Callable[[Answer], None] | None,

@@ -42,10 +42,15 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What rank 0 broadcasts: orders in their order, and the ops that all ranks then agree on."""
+    """What rank 0 broadcasts: orders in their order, and the ops that all ranks then agree on.
+
+    ``batches`` have ended on rank 0. What is ordered after them may use slots that they used, so a rank
+    first ends them as well: ranks that gather nothing, as with a latent cache, are not in step otherwise.
+    """
 
     orders: list[Command | Told]
     ops: tuple[int, ...] = ()
+    batches: int = 0
     is_last: bool = False
 
 
@@ -74,6 +79,7 @@ class Rank:
         self.executor = executor
         self.ledger = RankLedger(rank)
         self.ledger.is_attached = executor.storage.is_attached
+        self.batches = 0  # that have ended here
         self._minimum = minimum
         self._others: list[AnyEvent | Stepped] = []  # what is no op's business
 
@@ -82,6 +88,9 @@ class Rank:
 
         Raises RankError when a rank does not come, or whatever stopped this one.
         """
+        while self.batches < step.batches:
+            self._hear(self.executor.inbox.get())
+            self.executor.check()
         for order in step.orders:
             if isinstance(order, Told):
                 message, sampling = order.message, order.sampling
@@ -106,14 +115,17 @@ class Rank:
         has_any = False
         while True:
             try:
-                event = self.executor.inbox.get_nowait()
+                self._hear(self.executor.inbox.get_nowait())
             except Empty:
                 return has_any
             has_any = True
-            if isinstance(event, BatchDone | Stepped):
-                self._others.append(event)
-            else:
-                self.ledger.note(event)  # type: ignore[arg-type]  # all else that hands say
+
+    def _hear(self, event: AnyEvent | Stepped | Question) -> None:
+        self.batches += isinstance(event, BatchDone)
+        if isinstance(event, BatchDone | Stepped):
+            self._others.append(event)
+        else:
+            self.ledger.note(event)  # type: ignore[arg-type]  # all else that hands say
 
     def take_others(self) -> list[AnyEvent | Stepped]:
         """Batches that have ended, and tokens of answers that are followed."""
@@ -169,6 +181,7 @@ class ThreadFollower:
 def follow(rank: Rank, next_step: Callable[[], Step]) -> None:
     """The life of a rank that is told what to do. Its hands are closed at the end."""
     is_idle = False
+    rank.executor.keeps_outputs = False  # rank 0's are the same
     try:
         while True:
             step = next_step()
@@ -224,7 +237,7 @@ class RankGroup:
 
     def _step(self, now: int) -> list[AnyEvent]:
         self._last_ns, self._has_news = now, False
-        step = Step(self._orders, self._agreement.ops)
+        step = Step(self._orders, self._agreement.ops, self._own.batches)
         self._orders = []
         for follower in self._followers:
             follower.check()
@@ -238,9 +251,29 @@ class RankGroup:
         self._agreement.orders.clear()
         return events
 
+    @property
+    def keeps_outputs(self) -> bool:
+        """Will somebody ask for them?"""
+        return self._own.executor.keeps_outputs
+
+    @keeps_outputs.setter
+    def keeps_outputs(self, keeps: bool) -> None:
+        self._own.executor.keeps_outputs = keeps
+
+    @property
+    def outputs(self) -> dict[int, list[int]]:
+        """What each request produced, which is the same on all ranks."""
+        return self._own.executor.outputs
+
+    @property
+    def store_failures(self) -> int:
+        """Calls of L3 by rank 0 that raised or answered nonsense."""
+        return self._own.executor.store_failures
+
     def moved(self) -> dict[str, tuple[int, int]]:
-        """(bytes, ns) of rank 0's copies so far, by way; the others move as much."""
-        return self._own.executor.moved()
+        """(bytes, ns) of the copies so far, by way: rank 0's time, and as many bytes from each rank."""
+        size = 1 + len(self._followers)
+        return {way: (size * done, ns) for way, (done, ns) in self._own.executor.moved().items()}
 
     def check(self) -> None:
         """Raise RankError if a rank has died, or what stopped rank 0's own hands."""
@@ -250,9 +283,11 @@ class RankGroup:
 
     def close(self, *, is_idle: bool = True) -> None:
         """End all ranks."""
+        orders, self._orders = self._orders, []
         for follower in self._followers:
-            follower.send(Step([], is_last=True))
+            follower.send(Step(orders, is_last=True))
         try:
+            self._own.take(Step(orders))  # ends of requests, which nobody has to agree on
             self._own.executor.close(is_idle=is_idle)
         finally:
             for follower in self._followers:

@@ -19,9 +19,10 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from refimpl.cluster.ranks import RankError, Vector
-from refimpl.model.shard import Shard
+from refimpl.model.shard import Gather, Shard
 from refimpl.run.pump import JOIN_S
 from refimpl.run.rank_group import Rank, Step, follow
 
@@ -35,7 +36,7 @@ class Groups:
     def __init__(self, shard: Shard, port: int, limit_s: float) -> None:
         self.shard = shard
         start = timedelta(seconds=START_S)
-        self.store = TCPStore(
+        self.store = dist.TCPStore(  # type: ignore[attr-defined]  # torch types it in part
             HOST, port, shard.size, shard.rank == 0, start, wait_for_workers=False
         )
         self._limit = timedelta(seconds=limit_s)
@@ -67,6 +68,27 @@ class Groups:
                 f"a rank did not answer within {self._limit_s:g} s: restart the instance ({error})"
             ) from None
         return [int(entry) for entry in tensor]
+
+
+def gather_of(group: Any, shard: Shard) -> Gather:
+    """Parts put together over a process group; they travel padded to the widest. Raises RankError."""
+
+    def gather(part: Tensor) -> Tensor:
+        widths = [0] * shard.size
+        widths[shard.rank] = part.shape[-1]
+        sizes = torch.tensor(widths)
+        try:
+            group.allreduce([sizes]).wait()
+            wide = torch.zeros(*part.shape[:-1], int(sizes.max()), dtype=part.dtype)
+            wide[..., : part.shape[-1]] = part
+            parts = [torch.empty_like(wide) for _ in range(shard.size)]
+            group.allgather([parts], [wide]).wait()
+        except RuntimeError as error:
+            raise RankError(f"a rank did not take part in computing ({error})") from None
+        cut = [each[..., : int(width)] for each, width in zip(parts, sizes, strict=True)]
+        return torch.cat(cut, dim=-1).to(part.device)
+
+    return gather
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +161,14 @@ class ProcessFollower:
                 " restart the instance"
             )
 
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
     def join(self) -> None:
         """Wait for its end; one that does not come to it is killed."""
         self._steps.put(None)
         self._process.join(JOIN_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        self._pipe.close()
+        self.kill()

@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import uuid4
 
-from refimpl.config import EngineConfig, Transfer, require
+from refimpl.config import require
 from refimpl.core.engine import Engine
 from refimpl.keys import TokenPrompt
-from refimpl.memory.pool import Pool, check_host_memory
-from refimpl.memory.transfer import Mover
-from refimpl.model.catalog import Model, open_model
+from refimpl.model.catalog import Model
+from refimpl.model.shard import Shard
 from refimpl.run.dynamic import with_floats
 from refimpl.run.extra_config import parse_extra_config
-from refimpl.run.hands import TorchHands, geometry_of
-from refimpl.run.live import LiveExecutor, run_live
+from refimpl.run.hands import geometry_of
+from refimpl.run.live import run_live
+from refimpl.run.model_choice import ModelChoice
 from refimpl.run.options import Options
+from refimpl.run.rank_setup import ONE_PROCESS, RankChoice, instance_of
 from refimpl.run.record import Row
 from refimpl.run.report import integers
 from refimpl.run.setup import Simulation
-from refimpl.run.storage_setup import StoreOpener, identity_of
 from refimpl.run.tier_sets import tier_sets
 from refimpl.units import NS_PER_S
 from refimpl.workload.request import Workload, unscripted
@@ -51,26 +51,6 @@ class Served:
     store_failures: int  # calls of L3 that raised or answered nonsense
 
 
-@dataclass(frozen=True, slots=True)
-class ModelChoice:
-    """Which model serves, and how it computes: what ``open_model`` takes."""
-
-    path: str
-    arithmetic: str = "reference"
-    dtype: str = "auto"
-    device: str = "auto"
-
-    def open(self, seed: int) -> Model:
-        """Load it. Raises what ``open_model`` raises."""
-        return open_model(
-            self.path,
-            arithmetic=self.arithmetic,
-            dtype=self.dtype,
-            device=self.device,
-            seed=seed,
-        )
-
-
 class RealRun:
     """A load that can be served: everything has been checked and the model is loaded.
 
@@ -90,8 +70,9 @@ class RealRun:
         options = _with_own_defaults(options, given)
         scenario = parse_scenario(options.workload or WORKLOAD, options.seed, options.page_size)
         workload = unscripted(scenario)
-        self._model = choice.open(options.seed)
-        page_bytes = geometry_of(self._model.config, options.page_size).page_bytes
+        self._choice, self._model = choice, choice.open(options.seed)
+        Shard(0, options.tp_size).check(self._model.config)
+        page_bytes = geometry_of(self._model.config, options.page_size, options.tp_size).page_bytes
         sets = {
             name: Simulation(each, workload, page_bytes)
             for name, each in tier_sets(options).items()
@@ -108,7 +89,10 @@ class RealRun:
 
     def run(self, progress: Callable[[int], None] | None = None) -> list[Served]:
         """Serve it; ``progress`` hears of each request that is over."""
-        return [serve(name, each, self._model, progress) for name, each in self._sets.items()]
+        return [
+            serve(name, each, self._choice, self._model, progress)
+            for name, each in self._sets.items()
+        ]
 
 
 def answers_equal(done: list[Served]) -> bool:
@@ -142,7 +126,6 @@ def _digest(outputs: dict[int, list[int]]) -> str:
 def _with_own_defaults(options: Options, given: Collection[str]) -> Options:
     require(options.trace is None, "a trace names blocks, and a model needs tokens: use --workload")
     require(options.instances == 1, "--model-path serves one instance: leave --instances at 1")
-    require(options.tp_size == 1, "--model-path serves one rank: leave --tp-size at 1")
     require(options.faults is None, "--faults are injected on the virtual clock: use simulate")
     own = {"workload": WORKLOAD, "max_total_tokens": L1_TOKENS, "page_size": PAGE_SIZE}
     changes = {name: value for name, value in own.items() if name not in given}
@@ -182,47 +165,21 @@ def _check_tokens(workload: Workload, model: Model) -> None:
 def serve(
     name: str,
     simulation: Simulation,
+    choice: ModelChoice,
     model: Model,
     progress: Callable[[int], None] | None = None,
+    ranks: RankChoice = ONE_PROCESS,
 ) -> Served:
     """Serve one checked configuration with ``model``, to the end."""
-    executor = executor_of(simulation, model)
+    executor = instance_of(simulation, choice, model, "", ranks)
     record = run_live(Engine(simulation.engine), executor, simulation.workload, progress)
     moved = {
         way: {
-            "bytes": float(done.bytes),
-            "gb_per_s": done.bytes / done.ns if done.ns else 0.0,  # bytes a ns are GB/s
-            "seconds": done.ns / NS_PER_S,
+            "bytes": float(amount),
+            "gb_per_s": amount / ns if ns else 0.0,  # bytes a ns are GB/s
+            "seconds": ns / NS_PER_S,
         }
-        for way, done in (executor.hands.mover.moved | executor.storage.moved).items()
+        for way, (amount, ns) in executor.moved().items()
     }
     rows = list(record.rows.values())
-    failures = executor.storage.failures
-    return Served(name, integers(record), rows, executor.outputs, moved, failures)
-
-
-def executor_of(simulation: Simulation, model: Model, name: str = "") -> LiveExecutor:
-    """Hands over pools of the configured sizes, and L3 open where there is one.
-
-    ``name`` is the served model's, its own where empty. Raises ConfigError or StorageError.
-    """
-    hands = _hands(simulation.engine, simulation.transfer, model)
-    host = hands.mover.host
-    executor = LiveExecutor(hands, StoreOpener(identity_of(hands.model, host, name), host))
-    if simulation.engine.storage_backend:
-        extra = simulation.options.hicache_storage_backend_extra_config or ""
-        executor.storage.open_now(simulation.engine.storage_backend, extra)
-    return executor
-
-
-def _hands(engine: EngineConfig, transfer: Transfer, model: Model) -> TorchHands:
-    cache = engine.cache
-    geometry = geometry_of(model.config, cache.page_size)
-    assert cache.l1_pages is not None
-    l2_pages = max(cache.l2_pages or 0, 1)
-    on_host = l2_pages + (cache.l1_pages if model.transformer.device.type == "cpu" else 0)
-    check_host_memory(on_host * geometry.page_bytes, geometry)  # of both, before either is made
-    device = Pool(geometry, "layer_first", cache.l1_pages, model.transformer.device)
-    host = Pool(geometry, transfer.layout, l2_pages)
-    mover = Mover(device, host, transfer.io_backend)
-    return TorchHands(model.transformer, mover, model.tokenizer.stop_ids)
+    return Served(name, integers(record), rows, executor.outputs, moved, executor.store_failures)

@@ -18,8 +18,10 @@ from refimpl.storage.names import Identity, namespace_of
 from refimpl.storage.stack import open_storage
 
 
-def identity_of(model: Transformer, host: Pool, name: str = "") -> Identity:
-    """Whose KV lies in ``host``; ``name`` is the served model's, its own where empty."""
+def identity_of(
+    model: Transformer, host: Pool, name: str = "", tp_rank: int = 0, tp_size: int = 1
+) -> Identity:
+    """Whose KV lies in ``host``, of one rank; ``name`` is the served model's, its own where empty."""
     geometry = host.geometry
     return Identity(
         model=name or model.config.name,
@@ -28,9 +30,11 @@ def identity_of(model: Transformer, host: Pool, name: str = "") -> Identity:
         layout=host.layout,
         page_size=geometry.page_size,
         layers=geometry.layers,
-        kv_heads=geometry.heads,
+        kv_heads=model.config.cached_heads,
         head_dim=geometry.dim,
         is_mla=geometry.is_mla,
+        tp_rank=tp_rank,
+        tp_size=tp_size,
     )
 
 

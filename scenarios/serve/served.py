@@ -36,7 +36,7 @@ def serving(
     companions: Companions = lambda _: (),
 ) -> Iterator[tuple[str, Service]]:
     """(URL, service) with a model; at the end the server has stopped and all its threads have ended."""
-    from refimpl.run.real import ModelChoice
+    from refimpl.run.model_choice import ModelChoice
     from refimpl.serve.start import start_service
 
     service = start_service(options, ModelChoice(model, "reference"))
