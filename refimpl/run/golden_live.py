@@ -15,10 +15,10 @@ from typing import Final, Protocol
 from refimpl.config import ConfigError, require
 from refimpl.run.golden import Finding
 from refimpl.run.golden_change import overall
-from refimpl.run.live_baselines import Baseline, read_baseline, write_baseline
+from refimpl.run.live_baselines import read_baseline, write_baseline
 from refimpl.run.live_case import LIVE_FOLDER, live_case_names
 from refimpl.run.live_figures import Measured
-from refimpl.run.live_gate import Gate, judged
+from refimpl.run.live_gate import Baseline, Gate, blind, judged
 from refimpl.run.picture import Picture, picture_of
 
 # Noise that happens to be good is no news, so what is better passes here; the report says it.
@@ -83,7 +83,7 @@ def _checked(subject: Subject, baseline: Baseline) -> Finding:
         what = f"{', '.join(differ)} differ from those of the baseline: {hint}"
         return Finding(subject.name, "broken", problems=[what], passes=PASSES)
     measured = _measured(subject, is_baseline=False)
-    changes = judged(subject.gate, baseline.samples, measured.samples) if measured.samples else []
+    changes = judged(subject.gate, baseline, measured.best) if measured.best else []
     verdict = "broken" if measured.problems else overall(changes)
     problems = list(measured.problems)
     if verdict == "better":
@@ -105,13 +105,14 @@ def _recorded(folder: Path, subject: Subject) -> Finding:
     measured = _measured(subject, is_baseline=True)
     if measured.problems:
         return Finding(subject.name, "broken", problems=measured.problems, passes=_RECORDED)
-    fresh = Baseline(subject.provenance, measured.samples)
+    fresh = Baseline(subject.provenance, measured.samples, measured.best)
     write_baseline(folder, subject.machine, subject.name, fresh)
-    changes = judged(subject.gate, (old or fresh).samples, measured.samples)
+    changes = judged(subject.gate, old or fresh, measured.best)
     return Finding(
         subject.name,
         "new" if old is None else overall(changes),
         changes,
+        blind(subject.gate, fresh),
         passes=_RECORDED,
         picture=_picture(measured),
         seconds=perf_counter() - begun,

@@ -6,27 +6,17 @@ Must not know: how samples are judged or taken. Called by: golden_live.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from refimpl.config import ConfigError
 from refimpl.run.baselines import read_kept
 from refimpl.run.golden import replace_file
 from refimpl.run.live_case import LIVE_FOLDER
-
-Samples: TypeAlias = Mapping[str, Sequence[float]]  # by figure, a value a repetition
+from refimpl.run.live_gate import Baseline
 
 FILE: Final = "baselines.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """What was written down: where it comes from, and the samples."""
-
-    provenance: Mapping[str, str]
-    samples: Samples
 
 
 def read_baseline(folder: Path, machine: str, case: str) -> Baseline | None:
@@ -36,37 +26,46 @@ def read_baseline(folder: Path, machine: str, case: str) -> Baseline | None:
     if kept is None:
         return None
     if not _is_baseline(kept):
-        raise ConfigError(f"{path}: {case} on {machine} must hold provenance and samples")
-    return Baseline(kept["provenance"], kept["samples"])
+        raise ConfigError(f"{path}: {case} on {machine} must hold provenance, best and samples")
+    return Baseline(kept["provenance"], kept["samples"], kept["best"])
 
 
 def _is_baseline(kept: Any) -> bool:
-    if not isinstance(kept, dict) or not isinstance(kept.get("provenance"), dict):
+    if not isinstance(kept, dict):
         return False
-    samples = kept.get("samples")
-    return isinstance(samples, dict) and all(
-        isinstance(values, list)
-        and values
-        and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        for values in samples.values()
+    provenance, samples, best = (kept.get(key) for key in ("provenance", "samples", "best"))
+    return (
+        isinstance(provenance, dict)
+        and isinstance(samples, dict)
+        and isinstance(best, dict)
+        and best.keys() == samples.keys()
+        and all(isinstance(values, list) and values for values in samples.values())
+        and all(map(_is_number, best.values()))
+        and all(_is_number(value) for values in samples.values() for value in values)
     )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def write_baseline(folder: Path, machine: str, case: str, baseline: Baseline) -> Path:
     """Write it down in place of an older one; returns the file."""
     path = folder / LIVE_FOLDER / FILE
     kept = read_kept(path)
-    samples = {
-        name: [float(f"{value:.4g}") for value in values]
-        for name, values in baseline.samples.items()
-    }
     kept.setdefault(machine, {})[case] = {
         "provenance": dict(baseline.provenance),
-        "samples": samples,
+        "best": {name: _rounded(value) for name, value in baseline.best.items()},
+        "samples": {name: [*map(_rounded, each)] for name, each in baseline.samples.items()},
     }
     path.parent.mkdir(exist_ok=True)
     replace_file(path, _text(kept))
     return path
+
+
+def _rounded(value: float) -> float:
+    """Four digits of a ratio, which is more than repeats; counts are small and stay whole."""
+    return value if value == int(value) else float(f"{value:.4g}")
 
 
 def _text(kept: Mapping[str, Any]) -> str:

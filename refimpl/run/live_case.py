@@ -18,7 +18,10 @@ from refimpl.run.tier_sets import NAMES
 
 LIVE_FOLDER: Final = "live"
 REPEATS: Final = 5
-_KEYS: Final = ("description", "model", "arithmetic", "reference", "repeats", "flags", "gate")
+THREADS: Final = 1
+_KEYS: Final = (
+    "description", "model", "arithmetic", "threads", "reference", "repeats", "flags", "gate",
+)  # fmt: skip
 _SAID: Final = ("workload", "max-total-tokens")  # nobody's memory is sized by a default
 _GATE_KEYS: Final = ("figures", "hit_rate_points")
 _MODEL: Final = "tiny-gqa"
@@ -27,13 +30,17 @@ _ARITHMETICS: Final = ("reference", "fast")
 
 @dataclass(frozen=True, slots=True)
 class LiveCase:
-    """What the file says. ``reference`` is a tier set that serves the same load in each repetition."""
+    """What the file says. ``reference`` is a tier set that serves the same load in each repetition.
+
+    ``threads`` compute where that is the processor; one makes times that repeat.
+    """
 
     name: str
     description: str
     options: Options
     model: str
     arithmetic: str
+    threads: int
     reference: str
     repeats: int
     gate: Gate
@@ -65,23 +72,34 @@ def read_live_case(folder: Path, name: str) -> LiveCase:
     require_choice(f"{where}: reference", reference, NAMES)
     arithmetic = said.get("arithmetic", _ARITHMETICS[0])
     require_choice(f"{where}: arithmetic", arithmetic, _ARITHMETICS)
-    repeats = said.get("repeats", REPEATS)
-    require(
-        type(repeats) is int and repeats >= 1,
-        f"{where}: repeats must be a whole number of 1 or more",
-    )
     require(
         options.hicache_storage_backend in (None, "memory"),
         f"{where}: a live case has its L3 in memory, since what a repetition leaves in"
         f" {options.hicache_storage_backend} would be a hit of the next",
     )
-    gate = _gate(where, said)
-    case = LiveCase(name, description, options, model, arithmetic, reference, repeats, gate)
+    case = LiveCase(
+        name,
+        description,
+        options,
+        model,
+        arithmetic,
+        _count(where, said, "threads", THREADS),
+        reference,
+        _count(where, said, "repeats", REPEATS),
+        _gate(where, said),
+    )
     require(
         case.tiers != reference,
         f"{where}: the flags make {case.tiers}, which is the reference as well",
     )
     return case
+
+
+def _count(where: str, said: Mapping[str, Any], key: str, default: int) -> int:
+    value = said.get(key, default)
+    is_count = type(value) is int and value >= 1
+    require(is_count, f"{where}: {key} must be a whole number of 1 or more")
+    return int(value)
 
 
 def _gate(where: str, said: Mapping[str, Any]) -> Gate:

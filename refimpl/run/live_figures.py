@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Final, TypeAlias
 
 from refimpl.config import require
 from refimpl.run.report import PERCENTILES, failure_words
 from refimpl.run.results import TIERS, Result, failures
-from refimpl.units import NS_PER_S, nearest_rank
+from refimpl.units import nearest_rank
 
 Figures: TypeAlias = dict[str, float]  # by dotted name
 Times: TypeAlias = Callable[[Result], int | None]
 
 TURNS_MAX: Final = 20  # whose TTFT is a figure of its own
+_PER_REQUEST: Final = "request"  # ns of a run over its requests
 _PROMPTS_DIFFER_SHARE: Final = 0.1  # of the mean length: beyond, two loads are not the same one
 
 
@@ -25,39 +27,45 @@ _PROMPTS_DIFFER_SHARE: Final = 0.1  # of the mean length: beyond, two loads are 
 class Measured:
     """What one or more repetitions gave, each beside its reference.
 
-    ``samples`` holds one value a repetition, by figure; ``rates`` GB/s by way, in the same order.
+    ``samples`` holds one value a repetition, by figure; ``best`` the figures of all their runs together,
+    the best time of them over the best of the reference; ``rates`` are GB/s by way.
     """
 
     samples: dict[str, list[float]] = field(default_factory=dict)
-    rates: dict[str, list[float]] = field(default_factory=dict)
+    best: Figures = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
     subject: list[Result] = field(default_factory=list)
     reference: list[Result] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # why the figures do not count
 
-    def add(self, figures: Figures, subject: Sequence[Result], reference: Sequence[Result]) -> None:
-        """One more repetition."""
+    def add(self, figures: Figures) -> None:
+        """The figures of one more repetition."""
         for name, value in figures.items():
             self.samples.setdefault(name, []).append(value)
-        self.subject += subject
-        self.reference += reference
 
 
-def compared(subject: Sequence[Result], reference: Sequence[Result]) -> Figures:
-    """The figures of one repetition. Requests that failed count for nothing but failure.
+def compared(subject: Sequence[Sequence[Result]], reference: Sequence[Sequence[Result]]) -> Figures:
+    """The figures of some runs: of each time the best of them, over the best of the reference's.
 
-    Raises ConfigError when there is nothing to compare, or when the loads are two different ones.
+    Requests that failed count for nothing. Raises ConfigError when there is nothing to compare, or when
+    the loads are two different ones.
     """
-    subject, reference = _answered(subject), _answered(reference)
-    require(bool(subject), "no request of the results was answered")
-    require(bool(reference), "no request of the reference was answered")
-    _check_same_load(subject, reference)
-    figures = _ratios("ttft_to_reference", subject, reference, lambda each: each.ttft_ns)
-    figures |= _ratios(
-        "ttft_intended_to_reference", subject, reference, lambda each: each.ttft_intended_ns
-    )
-    figures |= _by_turn(subject, reference)
-    figures["throughput_to_reference"] = _per_second(subject) / _per_second(reference)
+    subject = [_answered(run, "results") for run in subject]
+    reference = [_answered(run, "reference") for run in reference]
+    _check_same_load(subject[0], reference[0])
+    ours, theirs = best_times(subject), best_times(reference)
+    figures = {}
+    for name in ours.keys() & theirs.keys():
+        kind, dot, which = name.partition(".")
+        figures[f"{kind}_to_reference{dot}{which}"] = ours[name] / theirs[name]
+    figures["throughput_to_reference"] = 1 / figures.pop(f"{_PER_REQUEST}_to_reference")
     return figures | _hits(subject)
+
+
+def best_times(runs: Sequence[Sequence[Result]]) -> Figures:
+    """Times of some runs of one load, in ns, of each the least: TTFT, by turn, and time a request."""
+    found = [_times(run) for run in runs]
+    return {name: min(each[name] for each in found if name in each) for name in found[0]}
 
 
 def failure_problems(subject: Sequence[Result], reference: Sequence[Result]) -> list[str]:
@@ -76,8 +84,10 @@ def percentiles_of(results: Sequence[Result], time: Times) -> dict[str, int]:
     return {f"p{percent}": nearest_rank(times, percent) for percent in PERCENTILES if times}
 
 
-def _answered(results: Sequence[Result]) -> list[Result]:
-    return [result for result in results if not result.failure]
+def _answered(results: Sequence[Result], which: str) -> list[Result]:
+    answered = [result for result in results if not result.failure]
+    require(bool(answered), f"no request of the {which} was answered")
+    return answered
 
 
 def _check_same_load(subject: Sequence[Result], reference: Sequence[Result]) -> None:
@@ -94,39 +104,41 @@ def _mean_prompt(results: Sequence[Result]) -> float:
     return sum(lengths) / max(len(lengths), 1)
 
 
-def _ratios(
-    name: str, subject: Sequence[Result], reference: Sequence[Result], time: Times
-) -> Figures:
-    ours, theirs = percentiles_of(subject, time), percentiles_of(reference, time)
-    return {f"{name}.{each}": ours[each] / max(theirs[each], 1) for each in ours if each in theirs}
-
-
-def _by_turn(subject: Sequence[Result], reference: Sequence[Result]) -> Figures:
-    figures = {}
+def _times(results: Sequence[Result]) -> Figures:
+    kinds: dict[str, Times] = {
+        "ttft": lambda each: each.ttft_ns,
+        "ttft_intended": lambda each: each.ttft_intended_ns,
+    }
+    times: Figures = {
+        f"{kind}.{percentile}": max(ns, 1)  # no clock is finer, and it has to divide
+        for kind, time in kinds.items()
+        for percentile, ns in percentiles_of(results, time).items()
+    }
     for turn in range(TURNS_MAX):
-        ours, theirs = (
-            percentiles_of([each for each in side if each.turn == turn], lambda each: each.ttft_ns)
-            for side in (subject, reference)
-        )
-        if ours and theirs:
-            figures[f"ttft_by_turn_to_reference.{turn + 1}"] = ours["p50"] / max(theirs["p50"], 1)
-    return figures
-
-
-def _per_second(results: Sequence[Result]) -> float:
+        of_turn = [each for each in results if each.turn == turn]
+        if (ns := percentiles_of(of_turn, kinds["ttft"]).get("p50")) is not None:
+            times[f"ttft_by_turn.{turn + 1}"] = max(ns, 1)
     begun, ended = min(each.sent_ns for each in results), max(each.end_ns for each in results)
-    return len(results) * NS_PER_S / max(ended - begun, 1)
+    return times | {_PER_REQUEST: max(ended - begun, 1) / len(results)}
 
 
-def _hits(subject: Sequence[Result]) -> Figures:
-    """Hit tokens by tier, and all of them as a share of the prompt tokens of those who know both."""
+def _hits(runs: Sequence[Sequence[Result]]) -> Figures:
+    """Hit tokens by tier of the median run, and all of them as a share of the prompt tokens."""
     figures: Figures = {}
     for at, tier in enumerate(TIERS):
-        counts = [each.tiers[at] for each in subject if each.tiers is not None]
-        if counts:
-            figures[f"hit_tokens.{tier}"] = sum(counts)
-    known = [each for each in subject if each.hit_tokens is not None and each.prompt_tokens]
-    if known:
-        prompts = sum(each.prompt_tokens or 0 for each in known)
-        figures["hit_rate"] = sum(each.hit_tokens or 0 for each in known) / prompts
-    return figures
+        counts = [[each.tiers[at] for each in run if each.tiers is not None] for run in runs]
+        if any(counts):
+            figures[f"hit_tokens.{tier}"] = median(sum(count) for count in counts)
+    rates = [rate for run in runs if (rate := _hit_rate(run)) is not None]
+    return figures | ({"hit_rate": median(rates)} if rates else {})
+
+
+def _hit_rate(results: Sequence[Result]) -> float | None:
+    """Of those requests of which both are known."""
+    known = [
+        (each.hit_tokens, each.prompt_tokens)
+        for each in results
+        if each.hit_tokens is not None and each.prompt_tokens
+    ]
+    prompts = sum(prompt for _, prompt in known)
+    return sum(hits for hits, _ in known) / prompts if prompts else None

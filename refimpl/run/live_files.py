@@ -44,11 +44,14 @@ class ResultFiles:
         """Read them. Raises ConfigError for a file that says nonsense."""
         del is_baseline  # there are as many repetitions as files
         measured = Measured()
-        for results, references in self._pairs:
-            subject, reference = read_results(results), read_results(references)
+        pairs = [tuple(read_results(path) for path in pair) for pair in self._pairs]
+        for subject, reference in pairs:
             measured.problems += failure_problems(subject, reference)
-            is_answered = all(
-                any(not each.failure for each in side) for side in (subject, reference)
-            )
-            measured.add(compared(subject, reference) if is_answered else {}, subject, reference)
+            measured.subject += subject
+            measured.reference += reference
+        if all(any(not each.failure for each in side) for pair in pairs for side in pair):
+            for subject, reference in pairs:
+                measured.add(compared([subject], [reference]))
+            subjects, references = zip(*pairs, strict=True)
+            measured.best = compared(subjects, references)
         return measured

@@ -1,9 +1,10 @@
-"""Whether what is measured now is worse than a baseline, when both are samples that vary.
+"""Whether what is measured now is worse than a baseline, when both vary.
 
-Of times the best of now has to stay below Q3 + 3 IQR of the baseline, of rates above Q1 - 3 IQR: the best
-of a few is what the code can do on a busy machine, and a limit from the baseline's own spread is as
-tight as that machine allows. The margin has a floor, so that a baseline that happened to vary little
-does not fail on the next day. Must not know: where samples come from. Called by: live goldens.
+The best time of all runs now, over the best of the reference, has to stay below Q3 + 3 IQR of the
+baseline's repetitions; a rate above Q1 - 3 IQR. The best of a few is what the code can do on a busy
+machine, and a limit from the baseline's own spread is as tight as that machine allows. The margin has a
+floor, so that a baseline that happened to vary little does not fail on the next day.
+Must not know: where samples come from. Called by: live goldens.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ _LOWER_IS_BETTER: Final = ("ttft_",)
 _HIGHER_IS_BETTER: Final = ("throughput_", "bandwidth_")
 _IQRS: Final = 3
 _MARGIN_LEAST: Final = 0.10  # of the quartile
+_LEAST: Final = 1e-9
 _FEW: Final = 4  # samples; of fewer, quartiles say nothing
 _MARGIN_OF_FEW: Final = 0.25
+_LOSS_SEEN_SHARE: Final = 0.5  # from the best of a baseline; one that sees less is a poor gate
 _COUNTS_DIFFER_SHARE: Final = 0.05  # of a count, before it is said to have changed
 
 
@@ -42,21 +45,27 @@ class Gate:
     hit_rate_points: float = HIT_RATE_POINTS
 
 
-def judged(
-    gate: Gate, baseline: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]]
-) -> list[Change]:
-    """Every figure with its verdict, sorted by name: ``equal`` ones as well.
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What was written down: where it comes from, a sample a repetition, the best of all runs."""
+
+    provenance: Mapping[str, str]
+    samples: Mapping[str, Sequence[float]]
+    best: Mapping[str, float]
+
+
+def judged(gate: Gate, baseline: Baseline, now: Mapping[str, float]) -> list[Change]:
+    """Every figure of the best of now with its verdict, sorted by name: ``equal`` ones as well.
 
     A gated figure that is no longer measured is ``worse``.
     """
     return [
-        _judged(gate, name, baseline.get(name, ()), now.get(name, ()))
-        for name in sorted({*baseline, *now})
+        _judged(gate, name, baseline, now.get(name)) for name in sorted({*baseline.samples, *now})
     ]
 
 
 def limit(name: str, baseline: Sequence[float], gate: Gate | None = None) -> float | None:
-    """What the best of now is held to; None for a figure that is neither good nor bad."""
+    """What now is held to; None for a figure that is neither good nor bad."""
     if name == "hit_rate":
         return median(baseline) - (gate or Gate()).hit_rate_points / 100
     low, high, margin = _spread(baseline)
@@ -65,40 +74,45 @@ def limit(name: str, baseline: Sequence[float], gate: Gate | None = None) -> flo
     return max(low - margin, 0.0) if name.startswith(_HIGHER_IS_BETTER) else None
 
 
-def best(name: str, samples: Sequence[float]) -> float:
-    """The least of times, the most of rates, the median of counts."""
-    if name.startswith(_LOWER_IS_BETTER):
-        return min(samples)
-    is_rate = name.startswith(_HIGHER_IS_BETTER) or name == "hit_rate"
-    return max(samples) if is_rate else median(samples)
+def blind(gate: Gate, baseline: Baseline) -> list[str]:
+    """A line for each gated figure that varied so much that a loss of half would pass."""
+    found = []
+    for name, samples in sorted(baseline.samples.items()):
+        bound = limit(name, samples, gate)
+        if bound is None or name == "hit_rate" or not name.startswith(gate.figures):
+            continue
+        best = baseline.best[name]
+        loss = max(bound, best) / max(min(bound, best), _LEAST) - 1
+        if loss > _LOSS_SEEN_SHARE:
+            found.append(
+                f"{name} varied so much that nothing below a loss of {100 * loss:,.0f} % shows:"
+                " record again while the machine is idle"
+            )
+    return found
 
 
-def _judged(gate: Gate, name: str, baseline: Sequence[float], now: Sequence[float]) -> Change:
+def _judged(gate: Gate, name: str, baseline: Baseline, new: float | None) -> Change:
     is_gated = name.startswith(gate.figures)
-    if not baseline or not now:
-        verdict = "worse" if is_gated and not now else "changed"
-        found = [shown(name, best(name, side)) if side else None for side in (baseline, now)]
-        return Change(name, found[0], found[1], verdict)
-    bound = limit(name, baseline, gate)
-    verdict = _verdict(name, baseline, now, bound)
-    if not is_gated and verdict != "equal":
-        verdict = "changed"
-    old, new = shown(name, best(name, baseline)), shown(name, best(name, now))
-    said = None if bound is None or not is_gated else shown(name, bound)
-    return Change(name, old, new, verdict, said)
+    samples, old = baseline.samples.get(name), baseline.best.get(name)
+    if samples is None or old is None or new is None:
+        verdict = "worse" if is_gated and new is None else "changed"
+        return Change(name, _shown(name, old), _shown(name, new), verdict)
+    bound = limit(name, samples, gate)
+    verdict = _verdict(name, samples, new, bound)
+    if not is_gated:
+        verdict, bound = "equal" if verdict == "equal" else "changed", None
+    return Change(name, _shown(name, old), _shown(name, new), verdict, _shown(name, bound))
 
 
-def _verdict(
-    name: str, baseline: Sequence[float], now: Sequence[float], bound: float | None
-) -> str:
+def _verdict(name: str, samples: Sequence[float], new: float, bound: float | None) -> str:
     if bound is None:
-        old, new = median(baseline), median(now)
-        return "equal" if abs(new - old) <= _COUNTS_DIFFER_SHARE * abs(old) else "changed"
-    low, high, margin = _spread(baseline)
+        middle = median(samples)
+        return "equal" if abs(new - middle) <= _COUNTS_DIFFER_SHARE * abs(middle) else "changed"
+    low, high, margin = _spread(samples)
     if name.startswith(_LOWER_IS_BETTER):
-        return "worse" if min(now) > bound else "better" if max(now) < low - margin else "equal"
-    above = 2 * median(baseline) - bound if name == "hit_rate" else high + margin
-    return "worse" if max(now) < bound else "better" if min(now) > above else "equal"
+        return "worse" if new > bound else "better" if new < low - margin else "equal"
+    above = 2 * median(samples) - bound if name == "hit_rate" else high + margin
+    return "worse" if new < bound else "better" if new > above else "equal"
 
 
 def _spread(samples: Sequence[float]) -> tuple[float, float, float]:
@@ -111,7 +125,9 @@ def _spread(samples: Sequence[float]) -> tuple[float, float, float]:
     return low, high, max(_IQRS * (high - low), least * high)
 
 
-def shown(name: str, value: float) -> float | int:
+def _shown(name: str, value: float | None) -> float | int | None:
     """As it is written: counts whole, ratios with four digits, since more mean nothing."""
+    if value is None:
+        return None
     is_count = not name.startswith((*_LOWER_IS_BETTER, *_HIGHER_IS_BETTER)) and name != "hit_rate"
     return round(value) if is_count else float(f"{value:.4g}")

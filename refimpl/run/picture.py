@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Final
 
 from refimpl.run.live_figures import percentiles_of
@@ -63,11 +62,10 @@ class Picture:
 
 
 def picture_of(
-    runs: Mapping[str, Sequence[Result]], rates: Mapping[str, Sequence[float]] | None = None
+    runs: Mapping[str, Sequence[Result]], rates: Mapping[str, float] | None = None
 ) -> Picture:
-    """The picture of one case; of rates the median repetition."""
-    middle = {way: median(samples) for way, samples in (rates or {}).items() if any(samples)}
-    return Picture({name: _run(results) for name, results in runs.items()}, middle)
+    """The picture of one case; ``rates`` are GB/s by way."""
+    return Picture({name: _run(results) for name, results in runs.items()}, rates or {})
 
 
 def _run(results: Sequence[Result]) -> Run:
