@@ -28,20 +28,23 @@ _WAYS: Final = {
     "l3_write": "L2 to L3",
 }
 _DISTRIBUTION: Final = "TTFT in ms, share of the requests"
-_HEIGHT: Final = 340  # of a row of plots, in pixels
+_SPACING: Final = 0.24  # between rows, of one of them
+_HEIGHT: Final = 320  # of a row of plots, in pixels
 
 
 def figure_json(picture: Picture) -> str:
     """The case's plots as one figure, in plotly's JSON."""
     kinds = {
         _DISTRIBUTION: list(_distribution(picture)),
-        "TTFT by prompt length in tokens: p50, p90, p99, ms": list(_tails(picture)),
+        "TTFT by prompt length, p50, p90, p99 in ms": list(_tails(picture)),
         "Prompt tokens by turn": list(_turns(picture)),
         "Bandwidth, GB/s": list(_rates(picture)),
     }
     drawn = {title: bars for title, bars in kinds.items() if bars}
     rows = max(-(-len(drawn) // 2), 1)
-    figure = make_subplots(rows=rows, cols=2, subplot_titles=list(drawn))
+    figure = make_subplots(
+        rows=rows, cols=2, subplot_titles=list(drawn), vertical_spacing=_SPACING / rows
+    )
     for at, (title, bars) in enumerate(drawn.items()):
         place = {"row": at // 2 + 1, "col": at % 2 + 1}
         for bar in bars:
@@ -51,7 +54,8 @@ def figure_json(picture: Picture) -> str:
     figure.update_layout(
         template="none",
         height=_HEIGHT * rows,
-        margin={"l": 50, "r": 20, "t": 40, "b": 50},
+        margin={"l": 50, "r": 20, "t": 30, "b": 30},
+        legend={"orientation": "h", "y": -0.12},
         font={"family": "system-ui, sans-serif", "size": 12},
         bargap=0.15,
         barmode="group",
@@ -65,11 +69,11 @@ def _distribution(picture: Picture) -> Iterator[Any]:
         histogram = run.ttft_ms
         if histogram is None:
             continue
-        all_counted = sum(histogram.counts)
+        counted = max(sum(histogram.counts), 1)
         yield Bar(
             name=f"{name}, {run.requests:,} requests",
             x=[histogram.low + (at + 0.5) * histogram.width for at in range(len(histogram.counts))],
-            y=[count / all_counted for count in histogram.counts],
+            y=[count / counted for count in histogram.counts],
             width=histogram.width,
             offset=-histogram.width / 2,
             marker={"color": colour, "opacity": 0.7},

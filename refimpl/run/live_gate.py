@@ -27,9 +27,9 @@ _LOWER_IS_BETTER: Final = ("ttft_",)
 _HIGHER_IS_BETTER: Final = ("throughput_", "bandwidth_")
 _IQRS: Final = 3
 _MARGIN_LEAST: Final = 0.10  # of the quartile
-_LEAST: Final = 1e-9
 _FEW: Final = 4  # samples; of fewer, quartiles say nothing
 _MARGIN_OF_FEW: Final = 0.25
+_LEAST: Final = 1e-9  # to divide by
 _LOSS_SEEN_SHARE: Final = 0.5  # from the best of a baseline; one that sees less is a poor gate
 _COUNTS_DIFFER_SHARE: Final = 0.05  # of a count, before it is said to have changed
 

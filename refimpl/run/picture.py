@@ -65,19 +65,26 @@ def picture_of(
     runs: Mapping[str, Sequence[Result]], rates: Mapping[str, float] | None = None
 ) -> Picture:
     """The picture of one case; ``rates`` are GB/s by way."""
-    return Picture({name: _run(results) for name, results in runs.items()}, rates or {})
+    times = [time for results in runs.values() for time in _ttft_ms(results)]
+    low, high = min(times, default=0.0), max(times, default=0.0)
+    width = (high - low) / BINS or high / BINS  # 0: a replay without time has no TTFT
+    drawn = {
+        name: Run(
+            len(results),
+            _histogram(_ttft_ms(results), low, width) if width else None,
+            _tails(results),
+            _turns(results),
+        )
+        for name, results in runs.items()
+    }
+    return Picture(drawn, rates or {})
 
 
-def _run(results: Sequence[Result]) -> Run:
-    return Run(len(results), _histogram(results), _tails(results), _turns(results))
+def _ttft_ms(results: Sequence[Result]) -> list[float]:
+    return [each.ttft_ns / NS_PER_MS for each in results if each.ttft_ns is not None]
 
 
-def _histogram(results: Sequence[Result]) -> Histogram | None:
-    times = [each.ttft_ns / NS_PER_MS for each in results if each.ttft_ns is not None]
-    if not times or max(times) <= 0:  # a replay without time has no TTFT
-        return None
-    low, high = min(times), max(times)
-    width = (high - low) / BINS or high / BINS
+def _histogram(times: Sequence[float], low: float, width: float) -> Histogram:
     counts = [0] * BINS
     for time in times:
         counts[min(int((time - low) / width), BINS - 1)] += 1
