@@ -23,13 +23,18 @@ from refimpl.run.picture import Picture, picture_of
 
 # Noise that happens to be good is no news, so what is better passes here; the report says it.
 PASSES: Final = ("equal", "better", "changed")
+_RECORD: Final = "refimpl golden record --live"
 _RECORDED: Final = (*PASSES, "worse", "new")
 
 
 class Subject(Protocol):
-    """What is measured. ``provenance`` is what has to be the same for figures to be comparable."""
+    """What is measured. ``provenance`` is what has to be the same for figures to be comparable.
+
+    ``arguments`` are the words that name it to ``golden record --live``.
+    """
 
     name: str
+    arguments: str
     machine: str
     gate: Gate
 
@@ -70,13 +75,13 @@ def _baseline(folder: Path, subject: Subject) -> Baseline:
     if baseline is None:
         raise ConfigError(
             f"there is no baseline of {subject.name} for machines of this class"
-            f" ({subject.machine}): run `refimpl golden record --live {subject.name}` first"
+            f" ({subject.machine}): run `{_RECORD} {subject.arguments}` first"
         )
     return baseline
 
 
 def _checked(subject: Subject, baseline: Baseline) -> Finding:
-    hint = f"run `refimpl golden record --live {subject.name}`"
+    hint = f"run `{_RECORD} {subject.arguments}`"
     begun = perf_counter()
     differ = _differing(subject.provenance, baseline.provenance)
     if differ:

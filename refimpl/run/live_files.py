@@ -35,6 +35,7 @@ class ResultFiles:
             f"every --results needs its --reference: there are {len(results)} and {len(references)}",
         )
         self.name = name
+        self.arguments = f"{name} --results FILE --reference FILE"
         self.machine = machine_class()
         self.gate = Gate()
         self.provenance: Mapping[str, str] = {"measured_by": "a load generator"}

@@ -52,6 +52,9 @@ class ServedCase:
         path = model_path or case.model
         model = Path(path).name  # where a model lies is nobody's business in a baseline
         self.name = case.name if model == case.model else f"{case.name} ({model})"
+        self.arguments = " ".join(
+            [case.name, *(["--model-path", model_path] if model_path else [])]
+        )
         self.machine = machine_class(accelerator(device))
         self.gate = case.gate
         self._case = case

@@ -113,7 +113,7 @@ def _tails(results: Sequence[Result]) -> tuple[Tail, ...]:
 def _turns(results: Sequence[Result]) -> tuple[Turn, ...]:
     turns: dict[int, dict[str, int]] = {}
     for each in results:
-        if each.failure or each.tiers is None or each.prompt_tokens is None:
+        if each.tiers is None or each.prompt_tokens is None:
             continue
         sums = turns.setdefault(min(each.turn, TURNS_MAX), dict.fromkeys((*TIERS, "computed"), 0))
         for tier, tokens in zip(TIERS, each.tiers, strict=True):

@@ -44,14 +44,16 @@ def from_rows(rows: Iterable[Row]) -> list[Result]:
 
 def _from_row(row: Row) -> Result:
     has_token = row.first_token_ns >= 0
+    hits = row.device_tokens, row.host_tokens, row.storage_tokens
+    tiers = hits if row.admitted else None  # who was never admitted had no chance to hit
     return Result(
         turn=row.turn,
         prompt_tokens=row.prompt_tokens,
         sent_ns=row.arrival_ns,
         end_ns=max(row.end_ns, row.arrival_ns),
         ttft_ns=row.ttft_ns if has_token else None,
-        tiers=(row.device_tokens, row.host_tokens, row.storage_tokens),
-        hit_tokens=row.hit_tokens,
+        tiers=tiers,
+        hit_tokens=None if tiers is None else sum(tiers),
         failure=_failure(row.finish, "", is_answered=has_token and row.end_ns >= 0),
     )
 
