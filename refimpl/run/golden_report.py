@@ -134,10 +134,11 @@ def as_html(findings: Sequence[Finding]) -> str:
         lstrip_blocks=True,
     ).get_template(_TEMPLATE)
     plots = {each.case: figure_json(each.picture) for each in findings if each.picture is not None}
-    return page.render(
+    text = page.render(
         summary=summary(list(findings)),
         findings=findings,
         table=figure_table,
         plots=plots,
         plotly_js=get_plotlyjs() if plots else "",
     )
+    return text.encode("utf-8", "replace").decode()  # half a surrogate pair can't be written
