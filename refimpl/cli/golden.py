@@ -74,9 +74,8 @@ def golden_check(
     Of exact cases any difference fails, an improvement as well; of live ones only what is worse.
     """
     from refimpl.run.golden import check, golden_folder
-    from refimpl.run.golden_report import ReportFiles
 
-    files = ReportFiles(report_json, junit, html)
+    files = _report_files(report_json, junit, html)
     folder = golden_folder(golden_dir)
     if live:
         from refimpl.run.golden_live import check_live
@@ -85,9 +84,10 @@ def golden_check(
         findings = measured.run(check_live, is_baseline=False)
     else:
         _refuse_live_flags(results or reference or model_path or device != "auto")
-        findings = check(folder, cases or (), with_pictures=files.wants_pictures)
+        findings = check(folder, cases or (), with_pictures=html is not None)
     _report(findings, as_json)
-    files.write(findings)
+    if files is not None:
+        files.write(findings)
     if any(finding.is_failure for finding in findings):
         raise typer.Exit(1)
 
@@ -168,6 +168,15 @@ class _Live:
                 f"--live needs {error.name}: pip install -e '.[torch,kernels]'"
             ) from None
         return [ServedCase(case, self.model_path, self.device) for case in cases]
+
+
+def _report_files(*paths: Path | None) -> Any:
+    """Reports that can be written; None where none is asked for."""
+    if not any(paths):
+        return None
+    from refimpl.run.golden_report import ReportFiles
+
+    return ReportFiles(*paths)
 
 
 def _refuse_live_flags(is_given: object) -> None:

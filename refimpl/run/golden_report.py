@@ -39,11 +39,6 @@ class ReportFiles:
         if self.html is not None:
             check_html()
 
-    @property
-    def wants_pictures(self) -> bool:
-        """Whether something is drawn."""
-        return self.html is not None
-
     def write(self, findings: Sequence[Finding]) -> None:
         """Write what was asked for. Raises ConfigError for a file that can't be written."""
         texts = {self.json: as_json, self.junit: as_junit, self.html: as_html}

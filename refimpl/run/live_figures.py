@@ -5,18 +5,16 @@ Must not know: who sent the load, what was measured before. Called by: live gold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, TypeAlias
 
 from refimpl.config import require
-from refimpl.run.report import PERCENTILES, failure_words
-from refimpl.run.results import TIERS, Result, failures
-from refimpl.units import nearest_rank
+from refimpl.run.report import failure_words
+from refimpl.run.results import TIERS, Result, Times, failures, percentiles_of
 
 Figures: TypeAlias = dict[str, float]  # by dotted name
-Times: TypeAlias = Callable[[Result], int | None]
 
 TURNS_MAX: Final = 20  # whose TTFT is a figure of its own
 _PER_REQUEST: Final = "request"  # ns of a run over its requests
@@ -76,12 +74,6 @@ def failure_problems(subject: Sequence[Result], reference: Sequence[Result]) -> 
         for side, results in sides.items()
         if (words := failure_words(failures(results), len(results)))
     ]
-
-
-def percentiles_of(results: Sequence[Result], time: Times) -> dict[str, int]:
-    """Nearest-rank percentiles of a time, in ns; empty when nobody has it."""
-    times = sorted(each for result in results if (each := time(result)) is not None)
-    return {f"p{percent}": nearest_rank(times, percent) for percent in PERCENTILES if times}
 
 
 def _answered(results: Sequence[Result], which: str) -> list[Result]:

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from refimpl.run.live_figures import percentiles_of
-from refimpl.run.results import TIERS, Result
+from refimpl.run.results import TIERS, Result, percentiles_of
 from refimpl.units import NS_PER_MS
 
 BINS: Final = 40

@@ -6,13 +6,15 @@ Must not know: engines, what the figures are compared with. Called by: live figu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from refimpl.config import ConfigError, require
 from refimpl.run.record import Row
+from refimpl.run.report import PERCENTILES
+from refimpl.units import nearest_rank
 
 TIERS: Final = ("device", "host", "storage")
 _GOOD_ENDS: Final = ("length", "stop", "tool_calls", "function_call", "content_filter")
@@ -35,6 +37,9 @@ class Result:
     tiers: tuple[int, int, int] | None = None  # hit tokens in device, host and storage
     hit_tokens: int | None = None
     failure: str = ""  # why it failed; empty: it did not
+
+
+Times: TypeAlias = Callable[[Result], int | None]  # which of its times is meant
 
 
 def from_rows(rows: Iterable[Row]) -> list[Result]:
@@ -62,6 +67,12 @@ def failures(results: Iterable[Result]) -> dict[str, int]:
     """How many requests failed, by reason, the most frequent first."""
     counts = Counter(result.failure for result in results if result.failure)
     return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
+def percentiles_of(results: Sequence[Result], time: Times) -> dict[str, int]:
+    """Nearest-rank percentiles of a time, in ns; empty when nobody has it."""
+    times = sorted(each for result in results if (each := time(result)) is not None)
+    return {f"p{percent}": nearest_rank(times, percent) for percent in PERCENTILES if times}
 
 
 def _failure(finish: str, error: str, *, is_answered: bool) -> str:
