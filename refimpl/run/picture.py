@@ -6,8 +6,9 @@ Must not know: how anything is drawn. Called by: golden, live goldens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from refimpl.run.results import TIERS, Result, percentiles_of
 from refimpl.units import NS_PER_MS
@@ -16,8 +17,7 @@ BINS: Final = 40
 TURNS_MAX: Final = 64  # bars; what comes after them is one more
 
 
-@dataclass(frozen=True, slots=True)
-class Histogram:
+class Histogram(msgspec.Struct, frozen=True):
     """Counts of values: bin i begins at ``low + i * width``."""
 
     low: float
@@ -25,8 +25,7 @@ class Histogram:
     counts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
+class Tail(msgspec.Struct, frozen=True):
     """TTFT of the requests of one range of prompt lengths, in ms."""
 
     bucket: str  # such as "257-512 tokens"
@@ -34,16 +33,14 @@ class Tail:
     ms: Mapping[str, float]  # by percentile
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """Prompt tokens of one turn by where they came from: device, host, storage, computed."""
 
     turn: str
     tokens: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """One run in the picture."""
 
     requests: int
@@ -52,12 +49,11 @@ class Run:
     turns: tuple[Turn, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(msgspec.Struct, frozen=True):
     """Runs by name, the one that is judged first, and GB/s by way where they were measured."""
 
     runs: Mapping[str, Run]
-    rates: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[str, float] = {}
 
 
 def picture_of(

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from refimpl.config import ConfigError, require
 from refimpl.run.record import Row
@@ -24,8 +25,7 @@ _WORDS_AT_WILL: Final = ("finish", "error")
 _SENT: Final = ("sent_ns", "arrival_ns")  # as a load generator and as a run of ours call it
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(msgspec.Struct, frozen=True):
     """One request. Times in ns of the run, tokens in counts; None for what nobody knows."""
 
     turn: int  # 0 for the first
