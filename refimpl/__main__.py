@@ -6,6 +6,7 @@ light ones loads torch or numba. Exit codes: 0 done, 1 a check failed, 2 the inp
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import version as version_of
 from typing import Annotated
@@ -48,6 +49,9 @@ def _options_of_all(
 
 def main() -> None:
     """Entry point. Impossible input gets one line on stderr and exit code 2."""
+    # torch keeps a pool of threads for each thread that computes, and idle ones spin: with two cores a
+    # server then takes half as long again. It reads this when it is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if "" not in sys.path:
         sys.path.insert(0, "")  # a storage class of the user's may lie in the current folder
     try:

@@ -28,6 +28,8 @@ LOADS_LATE: Final = {
     "refimpl/cli/serve.py": frozenset({"refimpl"}),
     "refimpl/cli/storage.py": frozenset({"refimpl"}),
     "cuda_numba/backend.py": frozenset({"cuda_numba"}),
+    # Plots need plotly, and a check without a page starts without it.
+    "refimpl/run/golden_report.py": frozenset({"refimpl"}),
     # Only classes of SGLang's kind need tensors; any other is certified without torch.
     "refimpl/conformance/subject.py": frozenset({"refimpl"}),
     "refimpl/storage/aibrix.py": frozenset({"torch"}),
@@ -77,7 +79,7 @@ IMPURE_CALLS: Final = frozenset({"open", "print", "hash"})
 # polars is installed, but slow to load and needed only when a table is written.
 OPTIONAL_CLIENTS: Final = frozenset(
     {"aibrix_kvcache", "hf3fs_fuse", "hf3fs_py_usrbio", "mooncake", "nixl", "nixl_cu12", "polars"}
-    | {"gguf", "jinja2", "safetensors", "tokenizers"}
+    | {"gguf", "jinja2", "plotly", "safetensors", "tokenizers"}
 )
 # Tensors, and who may touch them: everything else has to run where they are not installed.
 TENSORS: Final = frozenset({"torch", "safetensors", "gguf"})

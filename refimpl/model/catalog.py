@@ -82,6 +82,11 @@ def open_model(
     return Model(Transformer(checkpoint.config, weights, chosen), tokenizer)
 
 
+def accelerator(device: str) -> str:
+    """The GPU that a model opened with ``device`` computes on, by name; empty for the processor."""
+    return torch.cuda.get_device_name() if _device(device) == "cuda" else ""
+
+
 def _device(name: str) -> str:
     require_choice("--device", name, (AUTO, "cpu", "cuda"))
     has_gpu = torch.cuda.is_available()

@@ -1,7 +1,7 @@
 """Wall-clock baselines: ratios of a bench, kept for each class of machine.
 
 Seconds of one machine say nothing about another, and little about the same one an hour later; ratios
-to a floor of the same run do. Must not know: what is measured. Called by: the command line.
+to a floor of the same run do. Must not know: what is measured. Called by: the command line, live goldens.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from refimpl.config import ConfigError
+from refimpl.run.golden import replace_file
 
 FILE: Final = "wall_clock.json"
 
 
-def machine_class() -> str:
-    """What machines have in common whose ratios are alike: processor and cores."""
+def machine_class(accelerator: str = "") -> str:
+    """What machines have in common whose ratios are alike: processor and cores, and what computes.
+
+    ``accelerator`` is the device of a model, empty where that is the processor.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor()}, {cores} cores"
+    return ", ".join(filter(None, (_processor(), f"{cores} cores", accelerator)))
 
 
 def _processor() -> str:
@@ -34,7 +38,7 @@ def _processor() -> str:
 
 def with_kept(folder: Path, bench: str, figures: dict[str, Any]) -> dict[str, Any]:
     """``figures`` with the ratios that were kept for this class of machine, if there are any."""
-    kept = _read(folder).get(machine_class(), {}).get(bench)
+    kept = read_kept(folder / FILE).get(machine_class(), {}).get(bench)
     return figures if kept is None else {**figures, "kept_ratios": kept}
 
 
@@ -45,9 +49,10 @@ def keep(folder: Path, bench: str, figures: dict[str, Any]) -> Path:
     """
     if "ratios" not in figures:
         raise ConfigError(f"bench {bench} measures no ratios that could be kept: leave --keep out")
-    path, kept = folder / FILE, _read(folder)
+    path = folder / FILE
+    kept = read_kept(path)
     kept.setdefault(machine_class(), {})[bench] = _rounded(figures["ratios"])
-    path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    replace_file(path, json.dumps(kept, indent=2, sort_keys=True) + "\n")
     return path
 
 
@@ -58,14 +63,14 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.3g}")
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    path = folder / FILE
+def read_kept(path: Path) -> dict[str, dict[str, Any]]:
+    """What is kept in ``path``, by class of machine; raises ConfigError when that can't be read."""
     if not path.is_file():
         return {}
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from None
-    if not isinstance(kept, dict):
+    if not isinstance(kept, dict) or not all(isinstance(each, dict) for each in kept.values()):
         raise ConfigError(f"{path} must hold an object of machines")
     return kept

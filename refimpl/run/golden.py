@@ -12,17 +12,20 @@ import json
 import multiprocessing
 import os
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 from refimpl.config import ConfigError, require
 from refimpl.run.golden_case import CASE_FILE, Document, measure, read_case, unmet
 from refimpl.run.golden_change import Change, compare, overall
+from refimpl.run.picture import Picture, picture_of
+from refimpl.run.results import from_rows
 
 EXPECTED_FILE: Final = "expected.json"
 INDEX_FILE: Final = "index.toml"
@@ -38,7 +41,7 @@ class Finding:
     """What the gate says of one case.
 
     The verdict is ``equal``, ``worse``, ``better``, ``changed``, ``new`` (nothing is written down
-    yet), ``missing`` or ``broken``; all but the first fail.
+    yet), ``missing`` or ``broken``; all but those in ``passes`` fail.
     """
 
     case: str
@@ -46,11 +49,14 @@ class Finding:
     changes: list[Change] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     document: Document | None = None  # what was measured
+    passes: tuple[str, ...] = ("equal",)
+    picture: Picture | None = field(default=None, compare=False)  # for a report, where asked for
+    seconds: float = field(default=0.0, compare=False)  # it took
 
     @property
     def is_failure(self) -> bool:
         """Whether the gate stays shut."""
-        return self.verdict != "equal"
+        return self.verdict not in self.passes
 
 
 def golden_folder(given: Path | None = None) -> Path:
@@ -67,16 +73,24 @@ def golden_folder(given: Path | None = None) -> Path:
     )
 
 
-def check(folder: Path, names: Sequence[str] = (), jobs: int | None = None) -> list[Finding]:
+def check(
+    folder: Path,
+    names: Sequence[str] = (),
+    jobs: int | None = None,
+    *,
+    with_pictures: bool = False,
+) -> list[Finding]:
     """Run the named cases, or all, and compare. In the order of their names.
 
-    ``jobs`` is the number of processes; default: one a core. Raises ConfigError for an unknown name.
+    ``jobs`` is the number of processes; default: one a core. ``with_pictures`` keeps of each case what
+    a report draws. Raises ConfigError for an unknown name.
     """
     require(
         (folder / INDEX_FILE).is_file(),
         f"{folder / INDEX_FILE} is not there: without it a lost case would not be missed",
     )
-    return _each(folder, _chosen(folder, names), jobs)
+    one = partial(examine, folder, with_picture=with_pictures)
+    return _each(one, _chosen(folder, names), jobs)
 
 
 def update(folder: Path, names: Sequence[str] = (), jobs: int | None = None) -> list[Finding]:
@@ -84,7 +98,7 @@ def update(folder: Path, names: Sequence[str] = (), jobs: int | None = None) -> 
 
     What gave no figures that hold is left as it is: it has to be mended by hand.
     """
-    found = _each(folder, _chosen(folder, names), jobs)
+    found = _each(partial(examine, folder), _chosen(folder, names), jobs)
     findings = [_without_hints(finding) for finding in found]
     written = [finding for finding in findings if finding.document is not None]
     for finding in written:
@@ -134,24 +148,31 @@ def case_names(folder: Path) -> list[str]:
 # ---- one case -----------------------------------------------------------------------------------
 
 
-def examine(folder: Path, name: str) -> Finding:
+def examine(folder: Path, name: str, *, with_picture: bool = False) -> Finding:
     """Run one case and compare it; whatever goes wrong is a finding."""
+    begun = perf_counter()
+    finding = _examined(folder, name, with_picture=with_picture)
+    return replace(finding, seconds=perf_counter() - begun)
+
+
+def _examined(folder: Path, name: str, *, with_picture: bool) -> Finding:
     if not (folder / name / CASE_FILE).is_file():
         return Finding(name, "missing", problems=[f"{name}/{CASE_FILE} is gone"])
     try:
         case = read_case(folder, name)
-        document = measure(case)
-        problems = unmet(case, document)
+        ran = measure(case)
+        problems = unmet(case, ran.document)
     except ConfigError as error:
         return Finding(name, "broken", problems=[f"no longer runs: {error}"])
     except Exception as error:  # whatever a run raises is what the gate has to report
         return Finding(name, "broken", problems=[f"{type(error).__name__}: {error}"])
     if problems:
         return Finding(name, "broken", problems=problems)
+    picture = picture_of({"simulated": from_rows(ran.rows)}) if with_picture else None
     if name not in _listed(folder):
         hint = f"is not in {INDEX_FILE}: run `refimpl golden update {name}`"
-        return Finding(name, "new", problems=[hint], document=document)
-    return _compared(folder, name, document)
+        return Finding(name, "new", problems=[hint], document=ran.document, picture=picture)
+    return replace(_compared(folder, name, ran.document), picture=picture)
 
 
 def _compared(folder: Path, name: str, document: Document) -> Finding:
@@ -171,14 +192,14 @@ def _compared(folder: Path, name: str, document: Document) -> Finding:
 # ---- many cases ---------------------------------------------------------------------------------
 
 
-def _each(folder: Path, names: Sequence[str], jobs: int | None) -> list[Finding]:
+def _each(one: Callable[[str], Finding], names: Sequence[str], jobs: int | None) -> list[Finding]:
     workers = min(jobs or os.cpu_count() or 1, len(names))
     if workers <= 1 or (jobs is None and len(names) < _SERIAL_MAX):
-        return [examine(folder, name) for name in names]
+        return [one(name) for name in names]
     # Spawned, not forked: a fork would copy the threads' locks of whoever called.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        return list(pool.map(partial(examine, folder), names))
+        return list(pool.map(one, names))
 
 
 def _chosen(folder: Path, names: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 A case is fully determined by its flags. Besides them it names the figures that have to be above
 zero, so that a case about load-back can't go on passing when nothing is loaded back any more.
-Must not know: what was expected before. Called by: golden.
+Must not know: what was expected before. Called by: golden, live_case.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 from refimpl.config import ConfigError, require
 from refimpl.run.golden_change import Figure, flatten
 from refimpl.run.options import Options, options_from
+from refimpl.run.record import Row
 from refimpl.run.report import integers
 from refimpl.run.setup import Simulation
 from refimpl.workload.digest import workload_digest
@@ -47,24 +48,13 @@ class Case:
 
 def read_case(folder: Path, name: str) -> Case:
     """The case ``name`` below ``folder``; raises ConfigError, one line, when it says nonsense."""
-    path = folder / name / CASE_FILE
     where = f"{name}/{CASE_FILE}"
-    try:
-        said = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where} can't be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where} is malformed: {error}") from None
-    _require_known(where, said, _TABLES)
-    description, flags, expect = (said.get(key, {}) for key in _TABLES)
-    require(
-        isinstance(description, str) and bool(description.strip()),
-        f"{where}: description must be a sentence",
-    )
-    require(isinstance(flags, dict), f"{where}: flags must be a table of flag names and values")
+    said = read_toml(folder / name / CASE_FILE, where)
+    require_known(where, said, _TABLES)
+    expect = said.get("expect", {})
     require(isinstance(expect, dict), f"{where}: expect must be a table")
-    _require_known(f"{where}: expect", expect, _EXPECT)
-    options = options_from(flags, where)
+    require_known(f"{where}: expect", expect, _EXPECT)
+    description, options = described(said, where)
     require(
         options.trace is None, f"{where}: a case replays a scenario, traces are not stored here"
     )
@@ -73,7 +63,29 @@ def read_case(folder: Path, name: str) -> Case:
     )
 
 
-def _require_known(where: str, said: Mapping[str, object], known: tuple[str, ...]) -> None:
+def read_toml(path: Path, where: str) -> dict[str, Any]:
+    """What a TOML file says; raises ConfigError, which calls it ``where``."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where} can't be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where} is malformed: {error}") from None
+
+
+def described(said: Mapping[str, Any], where: str) -> tuple[str, Options]:
+    """What every case says: a sentence of description, and flags."""
+    description, flags = said.get("description", {}), said.get("flags", {})
+    require(
+        isinstance(description, str) and bool(description.strip()),
+        f"{where}: description must be a sentence",
+    )
+    require(isinstance(flags, dict), f"{where}: flags must be a table of flag names and values")
+    return description, options_from(flags, where)
+
+
+def require_known(where: str, said: Mapping[str, object], known: tuple[str, ...]) -> None:
+    """Raise ConfigError for a key that nobody reads."""
     for key in said:
         close = get_close_matches(key, known, 1)
         hint = f"; did you mean {close[0]}?" if close else f"; it may hold {', '.join(known)}"
@@ -94,19 +106,28 @@ def _equal(where: str, expect: Mapping[str, Any]) -> dict[str, int]:
     return {**dict.fromkeys(_paths(where, expect, "equal_zero"), 0), **equal}
 
 
-def measure(case: Case) -> Document:
+@dataclass(frozen=True, slots=True)
+class CaseRun:
+    """What running a case gave: its figures with where they come from, and its requests."""
+
+    document: Document
+    rows: list[Row]
+
+
+def measure(case: Case) -> CaseRun:
     """Run the case. Raises ConfigError when its flags no longer work together."""
     simulation = Simulation(case.options)
-    outcome = simulation.run()
-    return {
+    record = simulation.run().record
+    document = {
         "schema": SCHEMA,
         "provenance": {
             "seed": case.options.seed,
-            "config_sha256": _digest(simulation.configuration()),
+            "config_sha256": digest_of(simulation.configuration()),
             "workload_sha256": workload_digest(simulation.workload),
         },
-        "figures": integers(outcome.record),
+        "figures": integers(record),
     }
+    return CaseRun(document, list(record.rows.values()))
 
 
 def unmet(case: Case, document: Document) -> list[str]:
@@ -143,6 +164,7 @@ def _figure(figures: Mapping[str, Figure], path: str) -> int:
     )
 
 
-def _digest(configuration: Mapping[str, Any]) -> str:
+def digest_of(configuration: Mapping[str, Any]) -> str:
+    """SHA-256, hex, of what a run was configured with."""
     text = json.dumps(configuration, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

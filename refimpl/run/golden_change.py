@@ -1,7 +1,8 @@
 """How two golden documents differ, and whether that is for the better.
 
 A document is what ``expected.json`` holds: integers, digests and where they come from, nested by
-subject. Must not know: cases, files, simulations. Called by: golden, golden_history.
+subject. Ratios, which are floats, come from live runs alone.
+Must not know: cases, files, simulations. Called by: golden, golden_history, live_gate.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-Figure: TypeAlias = int | str
+Figure: TypeAlias = int | float | str
 
 # A figure that is not listed is neither good nor bad by itself: reads from L3, the end of a run whose
 # requests arrive by the clock.
@@ -31,20 +32,28 @@ _FIGURES: Final = "figures."
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure that differs. None: it is not there."""
+    """One figure and what became of it. None: it is not there.
+
+    The verdict is worse, better or changed; figures of live runs may be ``equal`` as well, and those
+    that can fail have a ``limit``.
+    """
 
     path: str
     old: Figure | None
     new: Figure | None
-    verdict: str  # worse, better or changed
+    verdict: str
+    limit: Figure | None = None
 
     @property
     def change(self) -> str:
         """The difference for reading; empty where there is no number to subtract from."""
-        if not isinstance(self.old, int) or not isinstance(self.new, int):
+        old, new = self.old, self.new
+        if not isinstance(old, int | float) or not isinstance(new, int | float):
             return ""
-        share = f" ({100 * (self.new - self.old) / self.old:+.2f} %)" if self.old else ""
-        return f"{self.new - self.old:+,}{share}"
+        difference = new - old
+        share = f" ({100 * difference / old:+.2f} %)" if old else ""
+        is_whole = isinstance(old, int) and isinstance(new, int)
+        return f"{difference:+,}{share}" if is_whole else f"{difference:+.3g}{share}"
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:

@@ -1,6 +1,6 @@
 """What the golden gate found, for people and as JSON.
 
-Must not know: how cases run. Called by: the command line.
+Must not know: how cases run. Called by: the command line, golden_report.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ _DIGEST_SHOWN: Final = 12  # characters of a digest; enough to see that it diffe
 
 
 def show_findings(console: Console, findings: list[Finding]) -> None:
-    """One block for each finding that isn't ``equal``, then a line that sums up."""
+    """One block for each finding that says more than ``equal``, then a line that sums up."""
     for finding in findings:
-        if not finding.is_failure:
+        if not finding.is_failure and not finding.changes and not finding.problems:
             continue
         console.print(f"{finding.case}: {finding.verdict}", style="bold", highlight=False)
         for problem in finding.problems:
             console.print(f"  {problem}", highlight=False, markup=False)
         if finding.changes:
-            rows = [_row(change) for change in finding.changes]
-            console.print(grid("", ("figure", "old", "new", "change", "verdict"), rows))
+            console.print(grid("", *figure_table(finding.changes)))
     console.print(summary(findings), highlight=False)
 
 
@@ -59,12 +58,27 @@ def for_json(findings: list[Finding]) -> dict[str, Any]:
     }
 
 
-def _row(change: Change) -> list[str]:
-    old, new = _shown(change.old), _shown(change.new)
-    return [change.path, old, new, change.change, change.verdict]
+def figure_table(changes: list[Change]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Header and rows; with the limits where there are any."""
+    has_limits = any(change.limit is not None for change in changes)
+    header = ("figure", "old", "new", "limit", "change", "verdict")
+    rows = [
+        [
+            change.path,
+            *(_shown(figure) for figure in (change.old, change.new, change.limit)),
+            change.change,
+            change.verdict,
+        ]
+        for change in changes
+    ]
+    if has_limits:
+        return header, rows
+    return header[:3] + header[4:], [row[:3] + row[4:] for row in rows]
 
 
 def _shown(figure: Figure | None) -> str:
     if figure is None:
         return "-"
-    return f"{figure:,}" if isinstance(figure, int) else figure[:_DIGEST_SHOWN]
+    if isinstance(figure, str):
+        return figure[:_DIGEST_SHOWN]
+    return f"{figure:,}" if isinstance(figure, int) else f"{figure:,.4g}"

@@ -29,6 +29,7 @@ from refimpl.run.record import Row
 from refimpl.run.report import integers
 from refimpl.run.setup import Simulation
 from refimpl.run.tier_sets import tier_sets
+from refimpl.storage.memory import forget
 from refimpl.units import NS_PER_S
 from refimpl.workload.request import Workload, unscripted
 from refimpl.workload.scenario import parse_scenario
@@ -70,29 +71,44 @@ class RealRun:
         options = _with_own_defaults(options, given)
         scenario = parse_scenario(options.workload or WORKLOAD, options.seed, options.page_size)
         workload = unscripted(scenario)
-        self._choice, self._model = choice, choice.open(options.seed)
-        Shard(0, options.tp_size).check(self._model.config)
-        page_bytes = geometry_of(self._model.config, options.page_size, options.tp_size).page_bytes
+        self._choice, self.model = choice, choice.open(options.seed)
+        Shard(0, options.tp_size).check(self.model.config)
+        geometry = geometry_of(self.model.config, options.page_size, options.tp_size)
+        self._page_bytes = geometry.page_bytes
         sets = {
-            name: Simulation(each, workload, page_bytes)
+            name: Simulation(each, workload, self._page_bytes)
             for name, each in tier_sets(options).items()
         }
         self._sets = sets if compare else dict(list(sets.items())[-1:])
-        _check_tokens(workload, self._model)
-        where = self._model.transformer.device.type
-        kind = self._model.config.dtype
+        _check_tokens(workload, self.model)
+        where = self.model.transformer.device.type
+        kind = self.model.config.dtype
         self.notices = [note for each in self._sets.values() for note in each.notices]
         self.page_size = options.page_size
         self.effective = list(self._sets.values())[-1].effective()
         self.served_by = f"{choice.path} on {where}, {kind}, {choice.arithmetic} arithmetic,"
+        self.workload = workload
         self.requests = len(workload.requests) * len(self._sets)
 
     def run(self, progress: Callable[[int], None] | None = None) -> list[Served]:
         """Serve it; ``progress`` hears of each request that is over."""
         return [
-            serve(name, each, self._choice, self._model, progress)
+            serve(name, each, self._choice, self.model, progress)
             for name, each in self._sets.items()
         ]
+
+    def serve_afresh(self, name: str) -> Served:
+        """Serve it with one tier set, whose L3 in memory holds nothing yet and is gone afterwards."""
+        simulation = self._sets[name]
+        store = uuid4().hex
+        extra = json.loads(simulation.options.hicache_storage_backend_extra_config or "{}")
+        told = json.dumps(extra | {"store": store}) if simulation.engine.storage_backend else None
+        options = replace(simulation.options, hicache_storage_backend_extra_config=told)
+        fresh = Simulation(options, simulation.workload, self._page_bytes)
+        try:
+            return serve(name, fresh, self._choice, self.model)
+        finally:
+            forget(store)
 
 
 def answers_equal(done: list[Served]) -> bool:

@@ -5,6 +5,7 @@ Must not know: engines, files, the terminal. Called by: the command line, golden
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from refimpl.run.record import Record, Row
@@ -71,6 +72,15 @@ def failures(rows: list[Row]) -> dict[str, int]:
     """How many requests ended with an error or an abort, by reason."""
     reasons = sorted(row.finish for row in rows if row.finish not in ("", "length", "stop"))
     return {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}
+
+
+def failure_words(found: Mapping[str, int], requests: int) -> str:
+    """How many of ``requests`` failed and why, in a line; empty when none did."""
+    if not found:
+        return ""
+    shown = [f"{reason.removeprefix('error: ')} ({count})" for reason, count in found.items()]
+    more = f"; {len(shown) - 3} other reasons" if len(shown) > 3 else ""
+    return f"{sum(found.values()):,} of {requests:,} requests failed: {'; '.join(shown[:3])}{more}"
 
 
 def percentiles(values: list[int]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 
 from refimpl.run.record import Row
-from refimpl.run.report import by_turn, failures
+from refimpl.run.report import by_turn, failure_words, failures
 from refimpl.run.tier_sets import TierSet
 from refimpl.units import NS_PER_MS, PER_MILLION
 
@@ -51,12 +51,7 @@ def milliseconds(ns: int) -> str:
 
 def failed_words(rows: list[Row]) -> str:
     """How many requests failed and why, in a line; empty when none did."""
-    found = failures(rows)
-    if not found:
-        return ""
-    shown = [f"{reason.removeprefix('error: ')} ({count})" for reason, count in found.items()]
-    more = f"; {len(shown) - 3} other reasons" if len(shown) > 3 else ""
-    return f"{sum(found.values()):,} of {len(rows):,} requests failed: {'; '.join(shown[:3])}{more}"
+    return failure_words(failures(rows), len(rows))
 
 
 def percent(part: int, whole: int) -> str:

@@ -99,3 +99,8 @@ class MemoryBackend:
     def _check_open(self) -> None:
         if self._is_closed:
             raise StorageError("the store in memory is closed")
+
+
+def forget(store: str) -> None:
+    """Give back the memory of a store that nobody opens again."""
+    _shelves.pop(store, None)
