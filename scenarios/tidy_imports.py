@@ -89,6 +89,8 @@ TENSOR_FILES: Final = (
     "refimpl/run/hands",
     "refimpl/run/bench_bytes",
     "refimpl/run/host_pool_view",
+    "refimpl/run/rank_process",
+    "refimpl/run/rank_setup",
 )
 
 
