@@ -43,7 +43,7 @@ from refimpl.messages import (
     Withdraw,
 )
 from refimpl.model.sampling import GREEDY, Sampling
-from refimpl.run.arrivals import Arrivals
+from refimpl.workload.arrivals import Arrivals
 from refimpl.run.hands import TorchHands
 from refimpl.run.live_storage import LiveStorage, Opener
 from refimpl.run.pump import Pump
