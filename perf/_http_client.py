@@ -19,6 +19,7 @@ from perf._answer import Answer, RequestError
 from perf._apis import APIS
 from perf._options import LoadOptions
 from perf._questions import Question
+from refimpl.config import require
 
 CONNECT_S_MAX: Final = 5
 _CONNECTIONS_MAX: Final = 1 << 20  # an open loop asks however many requests are under way
@@ -98,7 +99,10 @@ class HttpClient:
 
 
 def open_http(host: str, timeout_s: int) -> HTTPClient:
-    """A pool of connections to ``host``. Raises ValueError for what is no URL."""
+    """A pool of connections to ``host``. Raises ConfigError for what is no URL."""
+    parts = urlsplit(host)
+    is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
+    require(is_url, f"--host {host!r} is no URL: write http://NAME:PORT")
     return HTTPClient.from_url(
         host,
         concurrency=_CONNECTIONS_MAX,

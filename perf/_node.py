@@ -9,18 +9,18 @@ Must not know: APIs, what is in a row. Called by: _users.
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
 
 import gevent
 from gevent.event import Event
 from gevent.queue import SimpleQueue
-from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
 from perf._director import Director
 from perf._flush import flush
 from perf._options import LoadOptions, read_options
-from perf._player import Part, Player
+from perf._player import Client, Part, Player
 from perf._rows import Row, write_rows
 from perf._summary import summarize
 from perf._traffic import build_traffic
@@ -31,12 +31,23 @@ END_S_MAX: Final = 10  # a process has so long to send its last rows
 logger = logging.getLogger(__name__)
 
 
-class Node:
-    """One process of a load test."""
+class Played(Protocol):
+    """A class of users, as far as it matters here."""
 
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-        self._runner: Any = environment.runner
+    __name__: str
+    host: str
+    scenario: str
+
+    def client(self, host: str, options: LoadOptions) -> Client:
+        """What it asks with."""
+
+
+class Node:
+    """One process of a load test; ``defaults`` are the classes that run when none is chosen."""
+
+    def __init__(self, environment: Any, defaults: Sequence[Played]) -> None:
+        self._environment, self._defaults = environment, defaults
+        self._runner = environment.runner
         self._player: Player | None = None
         self._parts: dict[str, Part] = {}
         self._granted: dict[str, SimpleQueue] = {}
@@ -93,20 +104,33 @@ class Node:
             self._refuse(str(error))
 
     def _direct(self, options: LoadOptions) -> None:
-        classes = self._environment.user_classes
         self._director = Director(options, {})
+        classes = self._chosen()
         users = self._runner.target_user_count
+        required = len(self._environment.user_classes)
+        require(users >= required, f"{users} users can't be of {required} classes: raise --users")
+        traffic = {cls.__name__: build_traffic(cls.scenario, options.traffic) for cls in classes}
         require(
-            users >= len(classes),
-            f"{users} users can't be of {len(classes)} classes: raise --users",
+            len({id(each) for each in traffic.values()})
+            == len(traffic),  # equal ones are one object
+            f"{', '.join(traffic)} would send the same requests and find each other's pages: run one",
         )
-        self._director = Director(
-            options,
-            {cls.__name__: build_traffic(cls.scenario, options.traffic) for cls in classes},
-        )
+        self._director = Director(options, traffic)
         if options.flush_first:
             flush(self._environment.host or classes[0].host, options)
-        self._send_to_players("classes", [cls.__name__ for cls in classes])
+        self._send("classes", list(traffic))
+
+    def _chosen(self) -> list[Played]:
+        """The classes that run. A form that was not touched has chosen all, which can't be meant."""
+        chosen: list[Played] = self._environment.user_classes
+        available = self._environment.available_user_classes
+        if self._is_headless or len(chosen) < len(available) or len(available) == 1:
+            return chosen
+        names = ", ".join(cls.__name__ for cls in self._defaults)
+        logger.warning(f"all classes are picked, so only {names} runs: pick those that you want")
+        if not self._is_master:
+            self._environment.user_classes = list(self._defaults)
+        return list(self._defaults)
 
     def _prepare(self, options: LoadOptions) -> None:
         self._forget()
@@ -132,7 +156,7 @@ class Node:
         """Every process sends its last rows before anything is stopped."""
         clients = [node.id for node in self._runner.clients.all] if self._is_master else ["local"]
         self._awaited = {client: Event() for client in clients}
-        self._send_to_players("end", None)
+        self._send("end", None)
         with gevent.Timeout(END_S_MAX, exception=False):
             gevent.wait(list(self._awaited.values()))
         for client, event in self._awaited.items():
@@ -191,16 +215,12 @@ class Node:
         self._send("player_ended", health)
 
     def _hear_ended(self, msg: Any, **_: Any) -> None:
-        assert self._director is not None
-        if msg.data:
+        if msg.data and self._director is not None:
             self._director.ended(msg.data)
         if msg.node_id in self._awaited:
             self._awaited[msg.node_id].set()
 
     def _send(self, kind: str, data: Any) -> None:
-        self._runner.send_message(kind, data)
-
-    def _send_to_players(self, kind: str, data: Any) -> None:
         self._runner.send_message(kind, data)
 
     # ---- ends -----------------------------------------------------------------------------------
@@ -227,9 +247,11 @@ class Node:
 
     def _fail(self, reason: str) -> None:
         logger.error(reason)
+        if not self._is_headless and not self._is_worker:
+            self._runner.log_exception("load generator", reason, "")  # a tab of the web interface
         self._environment.process_exit_code = 1
 
 
-def is_worker(environment: Environment) -> bool:
+def is_worker(environment: Any) -> bool:
     """Does this process play for a master?"""
     return isinstance(environment.runner, WorkerRunner)

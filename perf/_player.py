@@ -74,7 +74,7 @@ class Player:
     @property
     def is_over(self) -> bool:
         """Has the run ended?"""
-        return self._over.is_set()
+        return bool(self._over.is_set())
 
     def play(self, part: Part, number: int, done: Done) -> None:
         """Play a chain: begin it when it is due, or play all of it now. ``done`` gets its rows."""

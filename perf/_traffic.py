@@ -46,17 +46,18 @@ def build_traffic(scenario: str, options: TrafficOptions) -> Traffic:
     Equal arguments give equal traffic, in every process. Raises ConfigError for what can't be built.
     """
     workload = _scenario(scenario, options) if scenario else _trace(options)
-    chains = _in_order(_chains(workload))
+    chains = _from_zero(sorted(_chains(workload), key=begins_ns))
     if options.speed != PER_MILLION:
         chains = [_faster(chain, options.speed) for chain in chains]
     if options.rate:
         begins = Draws(options.seed, VOCABULARY).arrivals(len(chains), options.rate)
-        chains = [beginning(chain, at) for chain, at in zip(chains, begins, strict=True)]
+        pairs = zip(chains, begins, strict=True)
+        chains = _from_zero([beginning(chain, at) for chain, at in pairs])
     return Traffic(workload.name, chains, options.vocab or VOCABULARY, options.seed)
 
 
 def begins_ns(chain: Workload) -> int:
-    """When its first request is due, in ns since the run began."""
+    """When its first request is due, in ns since the first chain began."""
     return min(spec.arrival_ns + spec.think_ns for spec in chain.requests if not spec.after)
 
 
@@ -110,8 +111,10 @@ def _root(roots: list[int], rid: int) -> int:
     return rid
 
 
-def _in_order(chains: list[Workload]) -> list[Workload]:
-    return sorted(chains, key=begins_ns)
+def _from_zero(chains: list[Workload]) -> list[Workload]:
+    """The same, the first one begun at once rather than after the first gap of a Poisson stream."""
+    first = begins_ns(chains[0])
+    return [beginning(chain, begins_ns(chain) - first) for chain in chains]
 
 
 def _faster(chain: Workload, speed: int) -> Workload:

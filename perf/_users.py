@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from locust import User, argument_parser, events, task
-from locust.env import Environment
 
 from perf._http_client import HttpClient
 from perf._node import Node, is_worker
@@ -78,19 +77,23 @@ class ZmqUser(LoadUser):
         return ZmqClient(options.zmq, options)
 
 
-@events.init_command_line_parser.add_listener
 def _add_options(parser: Any, **_: Any) -> None:
     add_options(parser)
 
 
-@events.init.add_listener
-def _join(environment: Environment, **_: Any) -> None:
-    available = environment.available_user_classes or {}
+def _join(environment: Any, **_: Any) -> None:
+    """Decide which classes run when none is named, and connect the process to the others."""
+    available = environment.available_user_classes.values()
+    unasked = [cls for cls in available if cls.runs_unasked]
+    chosen = [cls for cls in unasked if cls.__name__ == DEFAULT] or unasked
     if is_worker(environment):
         # Its master says which classes run.
-        environment.user_classes = list(available.values())
+        environment.user_classes = list(available)
     elif not environment.parsed_options.user_classes:
-        unasked = {name: cls for name, cls in available.items() if cls.runs_unasked}
-        chosen = {DEFAULT: unasked[DEFAULT]} if DEFAULT in unasked else unasked
-        environment.user_classes = list(chosen.values())
-    LoadUser.node = Node(environment)
+        environment.user_classes = chosen
+    LoadUser.node = Node(environment, chosen)
+
+
+_events: Any = events
+_events.init_command_line_parser.add_listener(_add_options)
+_events.init.add_listener(_join)

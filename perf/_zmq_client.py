@@ -31,7 +31,7 @@ class ZmqClient:
     def __init__(self, address: str, options: LoadOptions) -> None:
         self._address, self._timeout_s = address, options.timeout_s
         self._key = {"api_key": options.api_key} if options.api_key else {}
-        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket: Any = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)

@@ -43,12 +43,12 @@ from refimpl.messages import (
     Withdraw,
 )
 from refimpl.model.sampling import GREEDY, Sampling
-from refimpl.workload.arrivals import Arrivals
 from refimpl.run.hands import TorchHands
 from refimpl.run.live_storage import LiveStorage, Opener
 from refimpl.run.pump import Pump
 from refimpl.run.record import Record
 from refimpl.units import NS_PER_S
+from refimpl.workload.arrivals import Arrivals
 from refimpl.workload.request import RequestSpec, Workload
 
 ASKED: Final = (Submit, Abort, AttachStorage, DetachStorage, Flush)  # by clients
