@@ -16,7 +16,7 @@ FULL = {"code": 503, "message": "the inbox is full", "retry_after": 1}
 
 
 class Ingress:
-    """Where it listens, and what it was asked. ``refuses`` are the requests, in turn, that it has no room for."""
+    """Where it listens, and what it was asked; requests whose number is in ``refuses`` find no room."""
 
     def __init__(self, refuses: frozenset[int] = frozenset()) -> None:
         self.address = ""
