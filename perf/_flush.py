@@ -5,6 +5,7 @@ Called by: _node.
 
 from __future__ import annotations
 
+from typing import Final
 from urllib.parse import urlsplit
 
 from geventhttpclient.response import HTTPParseError
@@ -13,10 +14,12 @@ from perf._http_client import authorization, open_http
 from perf._options import LoadOptions
 from refimpl.config import ConfigError, require
 
+FLUSH_S_MAX: Final = 60
+
 
 def flush(host: str, options: LoadOptions) -> None:
     """Ask the server at ``host`` to flush its cache. Raises ConfigError unless it says that it has."""
-    http = open_http(host, options.timeout_s)
+    http = open_http(host, FLUSH_S_MAX)
     path = f"{urlsplit(host).path.rstrip('/')}/flush_cache"
     try:
         with http.post(path, b"", authorization(options)) as response:

@@ -43,7 +43,7 @@ class HttpClient:
         self._base = urlsplit(host).path.rstrip("/")
         self._timeout_s = options.timeout_s
         self._headers = {"Content-Type": "application/json", **authorization(options)}
-        model = options.model or self._served_model() or "default"
+        model = options.model or self._served_model(host) or "default"
         self._api = APIS[options.api](model, options.extra_body)
 
     def ask(self, question: Question, answer: Answer, clock: Clock) -> None:
@@ -73,16 +73,24 @@ class HttpClient:
                 if "error" in event:
                     raise RequestError(f"error in the stream: {_said(event['error'])}")
                 self._api.hear(event, answer, clock())
-            except (msgspec.DecodeError, KeyError, TypeError, AttributeError, ValueError):
+            except (
+                LookupError,
+                TypeError,
+                AttributeError,
+                ValueError,
+            ):  # the decoder's are ValueErrors
                 raise RequestError("malformed event in the stream") from None
 
-    def _served_model(self) -> str:
-        """What the server calls its model; empty when it does not say."""
+    def _served_model(self, host: str) -> str:
+        """What the server calls its model; empty when it does not say at once."""
+        http = open_http(host, CONNECT_S_MAX)
         try:
-            with self._http.get(f"{self._base}/v1/models", headers=self._headers) as response:
+            with http.get(f"{self._base}/v1/models", headers=self._headers) as response:
                 return str(_decode(response.read())["data"][0]["id"])
         except (*_BROKEN, LookupError, TypeError):
             return ""
+        finally:
+            http.close()
 
     def _reason(self, error: Exception, when: str) -> str:
         match error:

@@ -34,6 +34,8 @@ def summarize(director: Director) -> None:
     groups = _groups(director.rows)
     console.print()
     console.print(_LOOPS[director.options.loop])
+    for scenario, transport in groups:
+        console.print(f"Traffic over {transport}: {scenario}", markup=False)
     for table in (_times(groups), _tokens(groups)):
         console.print(table)
     _print_errors(console, director.rows)
@@ -51,7 +53,7 @@ def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 
 def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("scenario", overflow="fold", ratio=1)
+    table.add_column("traffic")
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
@@ -66,7 +68,7 @@ def _times(groups: dict[tuple[str, str], list[Row]]) -> Table:
         good = [row for row in rows if not row.error]
         failed = sum(row.error not in ("", UNFINISHED) for row in rows)
         table.add_row(
-            scenario,
+            scenario.partition(":")[0],
             transport,
             str(len(good)),
             str(failed),
@@ -99,7 +101,7 @@ def _tokens(groups: dict[tuple[str, str], list[Row]]) -> Table:
         events = sum(row.output_events for row in good)
         mark = "~" if is_estimate else ""
         table.add_row(
-            scenario,
+            scenario.partition(":")[0],
             transport,
             _sum([row.prompt_tokens for row in good]),
             _sum([row.device_tokens for row in good]),

@@ -50,6 +50,11 @@ def build_traffic(scenario: str, options: TrafficOptions) -> Traffic:
     if options.speed != PER_MILLION:
         chains = [_faster(chain, options.speed) for chain in chains]
     if options.rate:
+        require(
+            all(_sessions(chain) == 1 for chain in chains),
+            "--rate can't begin sessions one by one where a cap, a barrier or a trace holds several"
+            " together: write rate= into the scenario, or use --speed",
+        )
         begins = Draws(options.seed, VOCABULARY).arrivals(len(chains), options.rate)
         pairs = zip(chains, begins, strict=True)
         chains = _from_zero([beginning(chain, at) for chain, at in pairs])
@@ -120,6 +125,10 @@ def _from_zero(chains: list[Workload]) -> list[Workload]:
 def _faster(chain: Workload, speed: int) -> Workload:
     """Begun ``speed`` millionths times as fast; pauses for thought stay as they are."""
     return _retimed(chain, [spec.arrival_ns * PER_MILLION // speed for spec in chain.requests])
+
+
+def _sessions(chain: Workload) -> int:
+    return len({spec.session for spec in chain.requests})
 
 
 def _retimed(chain: Workload, arrivals: list[int]) -> Workload:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import gevent
 import msgspec
 import zmq.green as zmq
-from gevent.queue import Empty, SimpleQueue
+from gevent.queue import SimpleQueue
 
 from perf._answer import Answer, RequestError
 from perf._http_client import Clock
@@ -54,10 +54,13 @@ class ZmqClient:
         self._send(message)
         try:
             self._hear(inbox, answer)
+        except (gevent.Timeout, gevent.GreenletExit) as left:
+            self._send({"type": "abort", "id": name, **self._key})
+            if isinstance(left, gevent.GreenletExit):
+                raise
+            raise RequestError(f"nothing came for {self._timeout_s} s") from None
         finally:
             del self._open[name]
-            if not answer.finish:
-                self._send({"type": "abort", "id": name, **self._key})
 
     def close(self) -> None:
         """Give up the connection."""
@@ -115,10 +118,8 @@ class ZmqClient:
 
     def _hear(self, inbox: SimpleQueue, answer: Answer) -> None:
         while not answer.finish:
-            try:
-                now_ns, said = inbox.get(timeout=self._timeout_s)
-            except Empty:
-                raise RequestError(f"nothing came for {self._timeout_s} s") from None
+            with gevent.Timeout(self._timeout_s):
+                now_ns, said = inbox.get()
             try:
                 _note(said, answer, now_ns)
             except (KeyError, TypeError, AttributeError):

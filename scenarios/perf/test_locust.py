@@ -67,6 +67,7 @@ def test_what_can_not_be_run_is_one_line_that_says_why(
     run = load(tmp_path, *words)
     assert reason in run.out
     assert "Traceback" not in run.out
+    assert "no request was sent" not in run.out  # one reason is enough
     assert (run.code, run.rows) == (1, [])
 
 

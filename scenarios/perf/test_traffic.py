@@ -152,6 +152,12 @@ def test_an_option_that_can_not_be_used_is_one_line(option: str, text: str, reas
         read_options(given)
 
 
+def test_a_rate_is_refused_where_sessions_can_not_begin_one_by_one() -> None:
+    options = replace(OPTIONS, rate=PER_MILLION)
+    with pytest.raises(ConfigError, match="write rate= into the scenario"):
+        build_traffic("multi_turn:clients=5,rounds=3,max_parallel=2", options)
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
