@@ -28,8 +28,7 @@ class Director:
     traffic: dict[str, Traffic]
     rows: list[Row] = field(default_factory=list)
     is_refused: bool = False
-    _health: list[Mapping[str, int]] = field(default_factory=list)
-    _silent: list[str] = field(default_factory=list)
+    _players: dict[str, Mapping[str, int] | None] = field(default_factory=dict)  # None: still at it
     _numbers: dict[str, Iterator[int]] = field(default_factory=dict)
     _played: int = 0
 
@@ -38,8 +37,9 @@ class Director:
             name: iter(range(len(traffic.chains))) for name, traffic in self.traffic.items()
         }
 
-    def next_chain(self, name: str) -> int | None:
+    def next_chain(self, name: str, process: str) -> int | None:
         """The next chain of a class, in the order in which they begin; None when there is no other."""
+        self._players.setdefault(process)
         return None if self.is_refused else next(self._numbers[name], None)
 
     def played(self, rows: list[Row]) -> bool:
@@ -48,18 +48,14 @@ class Director:
         self._played += 1
         return self._played == sum(len(traffic.chains) for traffic in self.traffic.values())
 
-    def ended(self, health: Mapping[str, int]) -> None:
-        """A process has stopped."""
-        self._health.append(health)
-
-    def is_silent(self, process: str) -> None:
-        """A process did not say how it ended."""
-        self._silent.append(process)
+    def ended(self, process: str, health: Mapping[str, int]) -> None:
+        """A process has stopped, and sent all its rows."""
+        self._players[process] = health
 
     @property
     def health(self) -> Health:
         """How well all processes kept up."""
-        return total(self._health)
+        return total([health for health in self._players.values() if health is not None])
 
     @property
     def unsent(self) -> int:
@@ -89,7 +85,9 @@ class Director:
             return ["no request was sent"]
         found = complaints(self.health, self.options.lag_limit_ns)
         found += [
-            f"{name} ended without a report: its requests are missing" for name in self._silent
+            f"{process} ended without a report: its last requests are missing"
+            for process, health in self._players.items()
+            if health is None
         ]
         if self.options.flush_first:
             found += self._warm_start()

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import gevent
 from gevent.event import Event
 from gevent.queue import SimpleQueue
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import STATE_RUNNING, MasterRunner, WorkerRunner
 
 from perf._director import Director
 from perf._flush import flush
@@ -27,6 +27,7 @@ from perf._traffic import build_traffic
 from refimpl.config import ConfigError, require
 
 END_S_MAX: Final = 10  # a process has so long to send its last rows
+_POLL_S: Final = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -159,9 +160,6 @@ class Node:
         self._send("end", None)
         with gevent.Timeout(END_S_MAX, exception=False):
             gevent.wait(list(self._awaited.values()))
-        for client, event in self._awaited.items():
-            if self._director is not None and not event.is_set():
-                self._director.is_silent(client)
 
     def _on_stop(self, **_: Any) -> None:
         director = self._director
@@ -191,7 +189,7 @@ class Node:
     def _hear_wanted(self, msg: Any, **_: Any) -> None:
         assert self._director is not None
         name = msg.data["class"]
-        granted = {"class": name, "number": self._director.next_chain(name)}
+        granted = {"class": name, "number": self._director.next_chain(name, msg.node_id)}
         self._runner.send_message("chain_granted", granted, client_id=msg.node_id)
 
     def _hear_granted(self, msg: Any, **_: Any) -> None:
@@ -202,7 +200,7 @@ class Node:
     def _hear_played(self, msg: Any, **_: Any) -> None:
         assert self._director is not None
         if self._director.played([Row(*row) for row in msg.data["rows"]]):
-            gevent.spawn(self._finish)
+            gevent.spawn(self._finish, self._director)
 
     def _hear_classes(self, msg: Any, **_: Any) -> None:
         self._names = msg.data
@@ -216,7 +214,7 @@ class Node:
 
     def _hear_ended(self, msg: Any, **_: Any) -> None:
         if msg.data and self._director is not None:
-            self._director.ended(msg.data)
+            self._director.ended(msg.node_id, msg.data)
         if msg.node_id in self._awaited:
             self._awaited[msg.node_id].set()
 
@@ -229,11 +227,16 @@ class Node:
     def _is_headless(self) -> bool:
         return bool(self._environment.parsed_options.headless)
 
-    def _finish(self) -> None:
-        """All was played: the run is over, though there may be time left."""
+    def _finish(self, director: Director | None) -> None:
+        """The run of ``director`` is over, though there may be time left."""
         if self._is_headless:
             self._runner.quit()
-        else:
+            return
+        # A worker that is stopped before it has spawned its users is a stranger when it has.
+        with gevent.Timeout(END_S_MAX, exception=False):
+            while self._runner.state != STATE_RUNNING:
+                gevent.sleep(_POLL_S)
+        if self._director is director:
             self._runner.stop()
 
     def _refuse(self, reason: str) -> None:
@@ -243,7 +246,7 @@ class Node:
         if self._director is not None:
             self._director.is_refused = True
         if not self._is_worker:
-            gevent.spawn(self._finish)
+            gevent.spawn(self._finish, self._director)
 
     def _fail(self, reason: str) -> None:
         logger.error(reason)

@@ -35,13 +35,32 @@ _BLOCKS_KEPT: Final = 4096  # of a trace; 512 tokens each are 8 MB
 Message = dict[str, str]
 
 
+@dataclass(slots=True)
+class _Piece:
+    """What one side said, as text or as tokens that become text when a chat asks for it."""
+
+    role: str
+    tokens: array[int]
+    text: str = ""
+
+    def message(self) -> Message:
+        """As a chat wants it."""
+        self.text = self.text or words(self.tokens)
+        return {"role": self.role, "content": self.text}
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """One request, ready to be sent by any API."""
 
     spec: RequestSpec
     tokens: array[int]
-    messages: list[Message]
+    pieces: list[_Piece]
+
+    @property
+    def messages(self) -> list[Message]:
+        """The request as a chat."""
+        return [piece.message() for piece in self.pieces]
 
 
 @dataclass(slots=True)
@@ -65,7 +84,7 @@ class Dialogue:
         before = self._before(spec)
         if before is None:
             tokens = self._tokens(spec)
-            question = Question(spec, tokens, [_message("user", words(tokens))])
+            question = Question(spec, tokens, [_Piece("user", tokens)])
         else:
             question = _continued(before, spec)
         self._said[spec.rid] = _Said(question)
@@ -112,17 +131,9 @@ def _continued(before: _Said, spec: RequestSpec) -> Question:
     added = spec.prompt.tokens[len(earlier.tokens) + len(script) :]
     answer = before.answer
     reply = array("I", answer.output_ids) if answer and answer.output_ids else script
-    text = answer.text if answer and answer.text else words(script)
-    messages = [
-        *before.question.messages,
-        _message("assistant", text),
-        _message("user", words(added)),
-    ]
-    return Question(spec, before.question.tokens + reply + added, messages)
-
-
-def _message(role: str, text: str) -> Message:
-    return {"role": role, "content": text}
+    text = answer.text if answer else ""
+    pieces = [*before.question.pieces, _Piece("assistant", script, text), _Piece("user", added)]
+    return Question(spec, before.question.tokens + reply + added, pieces)
 
 
 def _block_tokens(prompt: BlockPrompt, seed: int, vocabulary: int) -> array[int]:

@@ -44,15 +44,13 @@ def test_lateness_is_judged_by_its_share_and_a_busy_cpu_is_told_of() -> None:
     assert (both["sent"], both["late"]) == (200, 6)
     assert both["cpu_percent_max"] == CPU_PERCENT_MAX + 1
     assert warned(calm) == []
-    assert warned(both) == [
-        "a process of the load generator used 91 % of a CPU for a second: divide the load with"
-        " --processes"
-    ]
+    (warning,) = warned(both)
+    assert warning.startswith("a process of the load generator used 91 % of a CPU")
 
 
 def warned(health: dict[str, int]) -> list[str]:
     director = Director(cast(LoadOptions, None), {})  # warnings depend on no option
-    director.ended(health)
+    director.ended("local", health)
     return director.warnings()
 
 

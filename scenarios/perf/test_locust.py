@@ -88,6 +88,34 @@ def test_processes_divide_the_sessions_and_their_rows_come_together(tmp_path: Pa
     assert "20 requests sent" in run.out
 
 
+@pytest.mark.slow
+def test_a_worker_that_is_killed_makes_the_run_invalid(tmp_path: Path) -> None:
+    port = free_port()
+    bound = ("--master-bind-host", "127.0.0.1", "--master-bind-port", port)
+    worker = [sys.executable, "-m", "locust", "-f", "perf/", "--worker", "--master-port", port]
+    with server.answering(lambda number: killing if number == 5 else server.chat()) as fixture:
+        started = [
+            subprocess.Popen(worker, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            for _ in range(2)
+        ]
+
+        def killing(exchange: server.Exchange) -> None:
+            started[0].kill()
+            server.chat()(exchange)
+
+        try:
+            run = load(
+                tmp_path, "--host", fixture.url, *chats(40, rate=20), "-u", "2", "--master",
+                "--expect-workers", "2", *bound, limit="6s",
+            )  # fmt: skip
+        finally:
+            for process in started:
+                process.kill()
+                process.wait(SECONDS_MAX)
+    assert "ended without a report: its last requests are missing" in run.out
+    assert run.code == 1
+
+
 @contextmanager
 def web_interface(*words: str) -> Iterator[str]:
     """Its address; at the end the process has stopped."""
@@ -118,23 +146,41 @@ def page(url: str) -> str:
 
 
 def written(results: Path) -> polars.DataFrame:
+    """What a run has written, taken away so that the next one can be told from it."""
     end = monotonic() + SECONDS_MAX
     while True:
         try:
-            return polars.read_parquet(results)
+            table = polars.read_parquet(results)
         except (OSError, polars.exceptions.PolarsError):
             assert monotonic() < end, "the results are not written"
+        else:
+            results.unlink()
+            return table
 
 
 def test_the_web_interface_shows_the_classes_and_runs_those_picked(tmp_path: Path) -> None:
     results = tmp_path / "results.parquet"
+    form = {"user_count": "10", "spawn_rate": "10"}
     with (
         server.answering(lambda _: server.chat()) as fixture,
-        web_interface("--results", str(results), *chats(3)) as url,
+        web_interface("--results", str(results), "--host", fixture.url, *chats(3)) as url,
     ):
         shown = page(url)
         assert re.search(r'"show_userclass_picker": true', shown)
         assert all(f'"{name}"' in shown for name in CLASSES)
-        form = {"user_count": "1", "spawn_rate": "1", "host": fixture.url, "user_classes": "Chat"}
-        assert httpx.post(f"{url}/swarm", data=form).json()["success"]
-        assert written(results)["error"].to_list() == [""] * 3
+        # The form comes with all of them picked, which nobody who sends it as it is can mean.
+        httpx.post(f"{url}/swarm", data={**form, "user_classes": sorted(CLASSES)})
+        assert set(written(results)["scenario"]) == {chats(3)[1]}
+        picked = {**form, "user_classes": "Rag", "scenario": "rag:requests=2,chunk_length=8"}
+        httpx.post(f"{url}/swarm", data=picked)
+        assert written(results)["scenario"].to_list() == [picked["scenario"]] * 2
+        httpx.post(f"{url}/swarm", data={**form, "user_classes": "TraceReplay"})
+        assert "name it with --trace FILE" in refusal(url)
+
+
+def refusal(url: str) -> str:
+    """What the interface shows where it shows what went wrong."""
+    end = monotonic() + SECONDS_MAX
+    while not (shown := httpx.get(f"{url}/exceptions").json()["exceptions"]):
+        assert monotonic() < end, "nothing is shown"
+    return str(shown[0]["msg"])

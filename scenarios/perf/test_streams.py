@@ -100,3 +100,15 @@ def test_usage_is_asked_for_beside_the_options_of_the_user(tmp_path: Path) -> No
     assert body["temperature"] == 0.5
     assert "ignore_eos" not in body
     assert run.rows[0]["output_tokens"] == 3
+
+
+def test_a_later_turn_repeats_what_was_really_answered(tmp_path: Path) -> None:
+    with server.answering(lambda _: server.chat()) as fixture:
+        run = load(tmp_path, "--host", fixture.url, *chats(1, rounds=3))
+    assert run.errors() == [""] * 3
+    first, second, third = (body["messages"] for body in fixture.bodies)
+    assert [len(message["content"].split()) for message in first] == [8]  # a word a token
+    answer = {"role": "assistant", "content": "word word word "}
+    assert second[:2] == [*first, answer]
+    assert third[:4] == [*second, answer]
+    assert [message["role"] for message in third] == ["user", "assistant"] * 2 + ["user"]
