@@ -111,9 +111,9 @@ class Node:
         required = len(self._environment.user_classes)
         require(users >= required, f"{users} users can't be of {required} classes: raise --users")
         traffic = {cls.__name__: build_traffic(cls.scenario, options.traffic) for cls in classes}
+        different = {id(each) for each in traffic.values()}  # equal traffic is one object
         require(
-            len({id(each) for each in traffic.values()})
-            == len(traffic),  # equal ones are one object
+            len(different) == len(traffic),
             f"{', '.join(traffic)} would send the same requests and find each other's pages: run one",
         )
         self._director = Director(options, traffic)

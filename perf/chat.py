@@ -2,7 +2,9 @@
 
 from perf._users import HttpUser, ZmqUser
 
-SCENARIO = "multi_turn:clients=100,rounds=4,request_length=48,output_length=16,rate=2,think_ms=500"
+SCENARIO = (
+    "multi_turn:clients=100,rounds=4,request_length=96,output_length=16,rate=0.5,think_ms=500"
+)
 
 
 class Chat(HttpUser):

@@ -4,7 +4,7 @@ from perf._users import HttpUser, ZmqUser
 
 SCENARIO = (
     "long_document:documents=10,document_length=600,questions=20,question_length=24,"
-    "output_length=16,rate=1"
+    "output_length=16,rate=0.5"
 )
 
 

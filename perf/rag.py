@@ -4,7 +4,7 @@ from perf._users import HttpUser, ZmqUser
 
 SCENARIO = (
     "rag:requests=400,documents=50,chunks=3,chunk_length=96,system_length=32,question_length=24,"
-    "output_length=16,rate=1"
+    "output_length=16,rate=0.5"
 )
 
 

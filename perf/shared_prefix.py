@@ -4,7 +4,7 @@ from perf._users import HttpUser, ZmqUser
 
 SCENARIO = (
     "shared_prefix:groups=8,prompts_per_group=50,system_length=256,question_length=24,"
-    "output_length=16,rate=1"
+    "output_length=16,rate=0.5"
 )
 
 

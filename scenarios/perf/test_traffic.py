@@ -30,7 +30,7 @@ pytestmark = pytest.mark.live
 FILES = {
     "Chat": "chat", "LongDocument": "long_document", "Rag": "rag", "SharedPrefix": "shared_prefix",
 }  # fmt: skip
-SPEED = 200  # times as fast as the classes would begin
+SPEED = 400  # times as fast as the classes would begin
 Counts = list[tuple[int, int, int, int]]
 
 
@@ -128,6 +128,14 @@ class _Parser:
 
     def add_argument(self, name: str, *, default: str | bool, **_: str | bool) -> None:
         setattr(self._given, name.removeprefix("--").replace("-", "_"), default)
+
+
+def test_the_guide_names_every_option() -> None:
+    given = Namespace()
+    add_options(_Parser(given))
+    guide = (ROOT / "perf" / "README.md").read_text(encoding="utf-8")
+    options = [f"--{name.replace('_', '-')}" for name in vars(given)]
+    assert [option for option in options if option not in guide] == []
 
 
 @pytest.mark.parametrize(
