@@ -18,12 +18,14 @@ from refimpl.cli.golden import golden
 from refimpl.cli.run import run, simulate, workloads
 from refimpl.cli.serve import serve
 from refimpl.cli.storage import conform, storage
+from refimpl.cli.upstream import LaunchCommand
 from refimpl.config import ConfigError
 from refimpl.storage.backend import StorageError
 
 app = typer.Typer(**LOOK)
-for command in (run, simulate, serve, workloads, bench, conform):
+for command in (run, simulate, workloads, bench, conform):
     app.command()(command)
+app.command(cls=LaunchCommand)(serve)
 app.add_typer(golden, name="golden")
 app.add_typer(storage, name="storage")
 

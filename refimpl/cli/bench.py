@@ -27,8 +27,16 @@ def _bench_bytes(name: str) -> dict[str, Any]:
     return benches[name]()
 
 
+def _bench_serve() -> dict[str, Any]:
+    try:
+        from refimpl.serve.bench import bench_serve
+    except ImportError as error:
+        raise ConfigError(f"bench serve needs {error.name}: pip install -e '.[serve]'") from None
+    return bench_serve()
+
+
 def bench(
-    name: Annotated[str, typer.Argument(help="sim, tree, copy, ttft or storage")],
+    name: Annotated[str, typer.Argument(help="sim, tree, copy, ttft, storage or serve")],
     trace: Annotated[Path | None, typer.Option(help="Mooncake trace to replay in sim")] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="write the ratios into golden/wall_clock.json")
@@ -36,7 +44,7 @@ def bench(
     golden_dir: GoldenDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure simulator, tree, copies, a model or stores beside a floor taken in the same run.
+    """Measure simulator, tree, copies, a model, stores or the server beside a floor taken in the same run.
 
     Ratios that were kept on such a machine are printed beside those of this run.
     """
@@ -45,7 +53,10 @@ def bench(
     from refimpl.run.golden import golden_folder
     from refimpl.run.show import figure_rows, grid, terminal
 
-    figures = _bench_bytes(name) if name in OF_BYTES else run_bench(name, trace)
+    if name == "serve":
+        figures = _bench_serve()
+    else:
+        figures = _bench_bytes(name) if name in OF_BYTES else run_bench(name, trace)
     if keep:
         print(baselines.keep(golden_folder(golden_dir), name, figures), file=sys.stderr)
     elif "ratios" in figures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
@@ -29,11 +29,14 @@ GoldenDir = Annotated[
 
 
 def with_options(
-    command: Callable[..., None], defaults: Mapping[str, Any] = MappingProxyType({})
+    command: Callable[..., None],
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+    hidden: Collection[str] = (),
 ) -> Callable[..., None]:
     """Give a command the flags of ``Options`` in front of its own; it gets them as ``options``.
 
-    ``defaults`` are the command's own, by field.
+    ``defaults`` are the command's own, by field; ``hidden`` are fields that have no meaning for it, which
+    it refuses itself.
     """
     types, panel = get_type_hints(Options), "Load"
     own = [
@@ -47,7 +50,12 @@ def with_options(
         names = [f"--{entry.name.replace('_', '-')}"]
         if entry.metadata["alias"]:
             names.append(entry.metadata["alias"])
-        option = typer.Option(*names, help=entry.metadata["help"], rich_help_panel=panel)
+        option = typer.Option(
+            *names,
+            help=entry.metadata["help"],
+            rich_help_panel=panel,
+            hidden=entry.name in hidden,
+        )
         shared.append(
             inspect.Parameter(
                 entry.name,

@@ -99,9 +99,20 @@ class Engine:
         """What is going on, in words; empty when idle."""
         if self.scheduler.is_empty and not len(self.cache.ops) and not self._held:
             return ""
-        waiting = len(self.scheduler.queue) + len(self._held)
-        running = len(self._requests) - len(self.scheduler.queue)
-        return f"#queue-req={waiting} #running-req={running} #in-flight={len(self.cache.ops)}"
+        return (
+            f"#queue-req={self.waiting} #running-req={self.running}"
+            f" #in-flight={len(self.cache.ops)}"
+        )
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have not been admitted, or were retracted."""
+        return len(self.scheduler.queue) + len(self._held)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a place in a batch."""
+        return len(self._requests) - len(self.scheduler.queue)
 
     def _apply(self, event: AnyEvent, now: int) -> None:
         match event:

@@ -6,41 +6,16 @@ Must not know: batches, requests, tokenizers. Called by: whoever carries out bat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from refimpl.config import require
+from refimpl.model.choice import Logprob, Sampling
 from refimpl.units import Random
 
 _POSITION_STRIDE: Final = 0xD1342543DE82EF95  # odd and large: neighbours start far apart
 _MANTISSA_BITS: Final = 53  # of a float64
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How a request wants its tokens chosen. Temperature 0 is greedy, whatever the rest says.
-
-    ``top_k`` 0 keeps all tokens, ``top_p`` 1 keeps all of their mass. Raises ConfigError on values
-    out of range.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    stop_ids: frozenset[int] = frozenset()  # beside the model's own
-    ignores_eos: bool = False  # the model's own do not end the answer
-
-    def __post_init__(self) -> None:
-        require(self.temperature >= 0, f"temperature {self.temperature} must not be negative")
-        require(0 < self.top_p <= 1, f"top_p {self.top_p} must be above 0 and at most 1")
-        require(self.top_k >= 0, f"top_k {self.top_k} must not be negative")
-
-
-GREEDY: Final = Sampling()
 
 
 def choose(logits: Tensor, sampling: Sampling, position: int) -> int:
@@ -67,3 +42,11 @@ def _draw(shares: Tensor, seed: int, position: int) -> int:
     cumulative = shares.cumsum(-1)
     point = cumulative[-1] * (bits / 2**_MANTISSA_BITS)
     return min(int(torch.searchsorted(cumulative, point, right=True)), len(shares) - 1)
+
+
+def logprob(logits: Tensor, sampling: Sampling, token: int) -> Logprob:
+    """What ``sampling`` wants to know of the choice of ``token`` from ``logits [vocab]``."""
+    row = torch.log_softmax(logits.detach().to("cpu", torch.float64), dim=-1)
+    values, tokens = torch.topk(row, min(sampling.top_logprobs, len(row)))
+    top = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
+    return Logprob(float(row[token]), top)

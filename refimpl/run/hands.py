@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -19,9 +19,10 @@ from refimpl.memory.layout import Geometry
 from refimpl.memory.pool import Pool
 from refimpl.memory.transfer import Loading, LoadingOnGpu, Mover
 from refimpl.messages import Load, PageTable, RunBatch, Submit
+from refimpl.model.choice import GREEDY, Logprob, Sampling
 from refimpl.model.config import ModelConfig
 from refimpl.model.paged import Chunk, KvView
-from refimpl.model.sampling import GREEDY, Sampling, choose
+from refimpl.model.sampling import choose, logprob
 from refimpl.model.transformer import Transformer
 
 
@@ -38,11 +39,15 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """What a batch produced: tokens by request, one a step, and who ended in the last step."""
+    """What a batch produced: tokens by request, one a step, and who ended in the last step.
+
+    ``logprobs``, one a token, are there for those requests that want them.
+    """
 
     steps: int
     tokens: dict[int, list[int]]
     ended: tuple[int, ...]
+    logprobs: dict[int, list[Logprob]] = field(default_factory=dict)
 
 
 def geometry_of(model: ModelConfig, page_size: int) -> Geometry:
@@ -117,17 +122,15 @@ class TorchHands:
             for item in batch.items
         ]
         logits = self.model.forward(chunks, self._kv, self._loader(loads) if loads else None)
-        tokens: dict[int, list[int]] = {}
-        ended = []
-        for item, row in zip(batch.items, logits, strict=True):
-            if not item.is_last or item.rid in failed:
-                continue
-            token, stops = self._choose(item.rid, row, 0)
-            tokens[item.rid] = [token]
-            if stops:
-                ended.append(item.rid)
+        produced = Produced(1, {}, ())
+        lasts = [
+            (item.rid, row)
+            for item, row in zip(batch.items, logits, strict=True)
+            if item.is_last and item.rid not in failed
+        ]
+        ended = [rid for rid, row in lasts if self._choose(rid, row, produced)]
         self.mover.finish()
-        return Produced(1, tokens, tuple(ended))
+        return replace(produced, ended=tuple(ended))
 
     def _loader(self, loads: list[Load]) -> Callable[[int], None]:
         """What to call before each layer: the loads of a batch as one, awaited layer by layer.
@@ -146,28 +149,26 @@ class TorchHands:
 
         return before_layer
 
-    def decode(self, batch: RunBatch, is_cut: Callable[[], bool] | None = None) -> Produced:
+    def decode(
+        self, batch: RunBatch, after_step: Callable[[Produced], bool] | None = None
+    ) -> Produced:
         """Up to ``steps_max`` steps of all who run; fewer when one of them ends or it is cut.
 
-        Nothing is kept of it until ``commit``: the batch may be cut to fewer steps.
+        ``after_step`` hears what there is so far and says whether to go on. Nothing is kept of it until
+        ``commit``: the batch may be cut to fewer steps.
         """
         self._apply(batch.tables)
-        tokens: dict[int, list[int]] = {rid: [] for rid in self._running}
-        ended: list[int] = []
-        steps = 0
-        while steps < batch.steps_max and not ended:
-            chunks = [self._newest(rid, tokens[rid]) for rid in self._running]
+        produced = Produced(0, {rid: [] for rid in self._running}, ())
+        while produced.steps < batch.steps_max and not produced.ended:
+            chunks = [self._newest(rid, produced.tokens[rid]) for rid in self._running]
             logits = self.model.forward(chunks, self._kv)
-            for rid, row in zip(self._running, logits, strict=True):
-                token, stops = self._choose(rid, row, steps)
-                tokens[rid].append(token)
-                if stops:
-                    ended.append(rid)
-            steps += 1
-            if is_cut is not None and is_cut():
+            rows = zip(self._running, logits, strict=True)
+            ended = tuple([rid for rid, row in rows if self._choose(rid, row, produced)])
+            produced = replace(produced, steps=produced.steps + 1, ended=ended)
+            if after_step is not None and not after_step(produced):
                 break
         self.mover.finish()
-        return Produced(steps, tokens, tuple(ended))
+        return produced
 
     def commit(self, produced: Produced, steps: int) -> Produced:
         """``steps`` steps of ``produced`` hold; those who got a token decode from now on."""
@@ -190,17 +191,21 @@ class TorchHands:
         token = fresh[-1] if fresh else served.tokens[-1]
         return Chunk([token], at, served.slots)
 
-    def _choose(self, rid: int, logits: torch.Tensor, ahead: int) -> tuple[int, bool]:
-        """The token after ``ahead`` uncommitted ones, and whether the request ends with it."""
-        served = self._served[rid]
-        position = len(served.tokens) + ahead
+    def _choose(self, rid: int, logits: torch.Tensor, produced: Produced) -> bool:
+        """Add the next token of ``rid`` to ``produced``; True when the request ends with it."""
+        served, tokens = self._served[rid], produced.tokens.setdefault(rid, [])
+        position = len(served.tokens) + len(tokens)
         if served.script is not None:
-            at = position - served.prompt_length
-            return served.script[at], False
+            tokens.append(served.script[position - served.prompt_length])
+            return False
         sampling = served.sampling
         token = choose(logits, sampling, position)
+        tokens.append(token)
+        if sampling.logprobs:
+            chosen = logprob(logits, sampling, token)
+            produced.logprobs.setdefault(rid, []).append(chosen)
         is_eos = token in self._stops and not sampling.ignores_eos
-        return token, is_eos or token in sampling.stop_ids
+        return is_eos or token in sampling.stop_ids
 
     def _apply(self, tables: Iterable[PageTable]) -> None:
         for table in tables:

@@ -11,18 +11,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Event as Flag
-from time import perf_counter_ns
 from typing import Final
 
 from refimpl.core.check import check_quiescent
 from refimpl.core.engine import Engine
 from refimpl.messages import (
-    Abort,
     Answer,
     AnyEvent,
-    AttachStorage,
     BackedUp,
     BackUp,
     BatchDone,
@@ -30,20 +27,18 @@ from refimpl.messages import (
     CloseStorage,
     Command,
     CutBatch,
-    DetachStorage,
     Fetch,
-    Flush,
     OpenStorage,
     Probe,
     Reply,
     RunBatch,
     Store,
     Submit,
-    Tick,
     Withdraw,
 )
-from refimpl.model.sampling import GREEDY, Sampling
-from refimpl.run.hands import TorchHands
+from refimpl.model.choice import GREEDY, Sampling
+from refimpl.run.hands import Produced, TorchHands
+from refimpl.run.live_loop import Inbox, LiveLoop, Stepped
 from refimpl.run.live_storage import LiveStorage, Opener
 from refimpl.run.pump import Pump
 from refimpl.run.record import Record
@@ -51,7 +46,6 @@ from refimpl.units import NS_PER_S
 from refimpl.workload.arrivals import Arrivals
 from refimpl.workload.request import RequestSpec, Workload
 
-ASKED: Final = (Submit, Abort, AttachStorage, DetachStorage, Flush)  # by clients
 DRAIN_S: Final = 30  # for what is in flight when all requests are over
 _log = logging.getLogger(__name__)
 
@@ -65,23 +59,36 @@ class LiveExecutor:
 
     def __init__(self, hands: TorchHands, opener: Opener) -> None:
         self.hands = hands
-        self.inbox: SimpleQueue[AnyEvent] = SimpleQueue()
+        self.inbox: Inbox = SimpleQueue()
         self.outputs: dict[int, list[int]] = {}
         self.keeps_outputs = True
         self.storage = LiveStorage(hands.mover.host, opener, self.inbox)
         self._cut = Flag()
+        self._followed: set[int] = set()  # rids; asked for membership alone
         self._backups: deque[BackUp] = deque()
         self._device, self._down = Pump("device"), Pump("host_down")
 
-    def tell(self, message: Submit | Reply, sampling: Sampling = GREEDY) -> None:
+    def tell(
+        self, message: Submit | Reply, sampling: Sampling = GREEDY, *, is_followed: bool = False
+    ) -> None:
         """A request begins or ends."""
         if isinstance(message, Submit):
-            self._device.put(lambda: self.hands.expect(message, sampling))
+            self._device.put(lambda: self._expect(message, sampling, is_followed=is_followed))
         elif message.finish:
             self._device.put(lambda: self._finish(message.rid))
 
-    def submit(self, command: Command) -> None:
+    def next_due(self) -> int | None:
+        """Nothing: pumps tell the inbox when they are done."""
+        return None
+
+    def pop_due(self, now: int) -> list[AnyEvent | Stepped]:
+        """Nothing, as in ``next_due``."""
+        del now
+        return []
+
+    def submit(self, command: Command, now: int = 0) -> None:
         """Start a command."""
+        del now  # the work takes as long as it takes
         match command:
             case RunBatch():
                 self._cut.clear()
@@ -102,6 +109,11 @@ class LiveExecutor:
             case _:
                 raise AssertionError(f"nobody carries out {command}")
 
+    def moved(self) -> dict[str, tuple[int, int]]:
+        """(bytes, ns) of the copies so far, by way."""
+        ways = self.hands.mover.moved | self.storage.moved
+        return {way: (done.bytes, done.ns) for way, done in ways.items()}
+
     def check(self) -> None:
         """Raise what stopped a pump, if one has stopped."""
         self._device.check()
@@ -115,18 +127,41 @@ class LiveExecutor:
         self.check()
         assert all(has_ended), "a batch or a copy does not end"
 
+    # ---- the device's thread --------------------------------------------------------------------
+
+    def _expect(self, submit: Submit, sampling: Sampling, *, is_followed: bool) -> None:
+        self.hands.expect(submit, sampling)
+        if is_followed:
+            self._followed.add(submit.rid)
+
     def _finish(self, rid: int) -> None:
+        self._followed.discard(rid)
         output = self.hands.finished(rid)
         if self.keeps_outputs:
             self.outputs[rid] = output
 
     def _run_batch(self, batch: RunBatch) -> None:
         if batch.is_decode:
-            produced = self.hands.decode(batch, self._cut.is_set)
+            produced = self.hands.decode(batch, self._after_step)
         else:
             produced = self.hands.prefill(batch)
+            self._tell_followed(produced)
         self.hands.commit(produced, produced.steps)
         self.inbox.put(BatchDone(produced.steps, (), produced.tokens, produced.ended))
+
+    def _after_step(self, produced: Produced) -> bool:
+        self._tell_followed(produced)
+        return not self._cut.is_set()
+
+    def _tell_followed(self, produced: Produced) -> None:
+        """The newest token of each answer that is followed."""
+        rids = [rid for rid, tokens in produced.tokens.items() if tokens and rid in self._followed]
+        if rids:
+            tokens = {rid: produced.tokens[rid][-1:] for rid in rids}
+            logprobs = {
+                rid: produced.logprobs[rid][-1:] for rid in rids if rid in produced.logprobs
+            }
+            self.inbox.put(Stepped(tokens, logprobs))
 
     def _back_up(self) -> None:
         """All backups that wait, as one copy; those that come meanwhile are the next one."""
@@ -167,62 +202,6 @@ def run_live(
     return served.record
 
 
-class LiveLoop:
-    """One engine in real time: waits for events, has them handled, passes the commands on.
-
-    Called by one thread. ``replied`` and ``answered`` hear what the engine says to clients.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        executor: LiveExecutor,
-        replied: Callable[[Reply, int], None],
-        answered: Callable[[Answer], None] | None = None,
-    ) -> None:
-        self.record = Record()
-        self._engine, self._executor = engine, executor
-        self._replied, self._answered = replied, answered
-        self._begun = perf_counter_ns()
-
-    def now(self) -> int:
-        """Nanoseconds since the loop was made."""
-        return perf_counter_ns() - self._begun
-
-    def wait(self, next_due: int | None = None) -> list[AnyEvent]:
-        """What is in the inbox; when that is nothing, what comes first, ``next_due`` at the latest."""
-        events: list[AnyEvent] = []
-        inbox = self._executor.inbox
-        while True:
-            try:
-                events.append(
-                    inbox.get_nowait() if events else inbox.get(timeout=self._patience(next_due))
-                )
-            except Empty:
-                self._executor.check()
-                return events
-
-    def _patience(self, next_due: int | None) -> float:
-        """Seconds until something is due by itself; a second at most, to look after the pumps."""
-        now = self.now()
-        times = [at for at in (next_due, self._engine.deadline()) if at is not None]
-        return max(min([*times, now + NS_PER_S]) - now, 0) / NS_PER_S
-
-    def turn(self, events: list[AnyEvent], now: int) -> None:
-        """Have ``events`` handled, completions before what clients ask for (contract 7)."""
-        events.sort(key=lambda event: isinstance(event, ASKED))
-        step = self._engine.handle(events or (Tick(),), now)
-        self.record.take(step, 0, now)
-        for command in step.commands:
-            if isinstance(command, Reply):
-                self._executor.tell(command)
-                self._replied(command, now)
-            elif not isinstance(command, Answer):
-                self._executor.submit(command)
-            elif self._answered is not None:
-                self._answered(command)
-
-
 class _Served:
     """A workload on its way through a loop."""
 
@@ -249,8 +228,7 @@ class _Served:
     def run(self) -> None:
         """To the end."""
         while not self._is_over():
-            events = self._loop.wait(self._arrivals.next_time())
-            now = self._loop.now()
+            events, now = self._loop.wait(self._arrivals.next_time())
             events += [self._send(spec, now) for spec in self._arrivals.due(now)]
             self._loop.turn(events, now)
 

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from queue import SimpleQueue
 from threading import Event as Flag
 from threading import Lock, Thread
 from time import perf_counter_ns
@@ -22,7 +21,6 @@ from refimpl.keys import PageKey
 from refimpl.memory.pool import Pool
 from refimpl.memory.transfer import Moved
 from refimpl.messages import (
-    AnyEvent,
     CancelFetch,
     Fetch,
     Fetched,
@@ -35,6 +33,7 @@ from refimpl.messages import (
     Store,
     Stored,
 )
+from refimpl.run.live_loop import Inbox
 from refimpl.run.patience import TooLateError, within
 from refimpl.run.pump import JOIN_S, Pump
 from refimpl.storage.backend import BATCH_NAMES, Backend, HostPage, StorageError
@@ -90,7 +89,7 @@ class _Attached:
 class LiveStorage:
     """L3 of one instance; completions go into ``inbox``."""
 
-    def __init__(self, host: Pool, opener: Opener, inbox: SimpleQueue[AnyEvent]) -> None:
+    def __init__(self, host: Pool, opener: Opener, inbox: Inbox) -> None:
         self.moved = {"l3_read": Moved(), "l3_write": Moved()}
         self.failures = 0  # calls that raised or answered nonsense
         self._host = host

@@ -75,7 +75,7 @@ class Simulation:
         )
         self.transfer = self._transfer()
         self.cost = self._cost(self.transfer)
-        self._page_bytes = self.cost.page_bytes if page_bytes is None else page_bytes
+        self.page_bytes = self.cost.page_bytes if page_bytes is None else page_bytes
         self.engine = self._engine(extra)
         self._store_pages = self._capacity_pages(extra)
         self._router = self._routing()
@@ -175,7 +175,7 @@ class Simulation:
         if not options.enable_hierarchical_cache:
             return 0
         if size:
-            pages = size // self._page_bytes
+            pages = size // self.page_bytes
             require(pages >= 1, f"--hicache-size {options.hicache_size} is below one page")
             return pages
         return None if l1_pages is None else l1_pages * ratio // PER_MILLION
@@ -194,7 +194,7 @@ class Simulation:
     def _capacity_pages(self, extra: ExtraConfig) -> int | None:
         if extra.max_size_bytes is None:
             return None
-        pages = extra.max_size_bytes // (self._page_bytes * self.options.tp_size)
+        pages = extra.max_size_bytes // (self.page_bytes * self.options.tp_size)
         require(pages >= 1, "max_size of the storage backend is below one page")
         return pages
 
@@ -288,13 +288,14 @@ class Simulation:
 
     def world(self) -> World:
         """A fresh world of this configuration."""
-        store = SharedStore(self._store_pages)
-        instances = [
-            Instance(Engine(self.engine), LaneExecutor(self.cost, store, faults))
-            for faults in self._faults
-        ]
+        instances = [Instance(Engine(self.engine), lanes) for lanes in self.lanes()]
         router = Router(len(instances), self._router)
         return World(instances, router, self.options.page_size)
+
+    def lanes(self) -> list[LaneExecutor]:
+        """Fresh lanes of each instance, over one L3."""
+        store = SharedStore(self._store_pages)
+        return [LaneExecutor(self.cost, store, faults) for faults in self._faults]
 
     def _replay(self, progress: Callable[[int], None] | None, listener: Listener | None) -> Record:
         record = Record()

@@ -43,12 +43,12 @@ class Keys:
     def __init__(self, api_key: str | None, admin_key: str | None, *, strict: bool) -> None:
         self._api, self._admin, self._strict = api_key, admin_key, strict
 
-    def user(self, request: Request) -> None:
+    async def user(self, request: Request) -> None:
         """Any request; health and metrics are open to all (spec 7)."""
         if self._api is not None and not request.url.path.startswith(OPEN):
             _require(request, self._api)
 
-    def admin(self, request: Request) -> None:
+    async def admin(self, request: Request) -> None:
         """A change of the server itself: the admin key where there is one, else the API key."""
         if self._admin is None and self._strict:
             raise RequestError(NO_KEY, 400)

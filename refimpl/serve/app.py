@@ -5,6 +5,7 @@ Called by: the command line, scenarios.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,13 +16,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from refimpl.config import ConfigError
 from refimpl.serve.admin import Keys, admin_routes
 from refimpl.serve.errors import RequestError
 from refimpl.serve.info import info_routes, text_routes
+from refimpl.serve.loads import load_routes
 from refimpl.serve.native import native_routes
 from refimpl.serve.openai import openai_routes
 from refimpl.serve.service import Service
 
+BACKLOG = 2048  # connections that wait to be accepted
 GRACE_S = 60  # for answers that are under way when the server is told to stop
 
 
@@ -40,6 +44,7 @@ def build_app(service: Service, keys: Keys) -> FastAPI:
     app.include_router(native_routes(service), dependencies=user)
     app.include_router(text_routes(service), dependencies=user)
     app.include_router(info_routes(service), dependencies=user)
+    app.include_router(load_routes(service), dependencies=user)
     app.include_router(admin_routes(service, keys))
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -47,9 +52,18 @@ def build_app(service: Service, keys: Keys) -> FastAPI:
     return app
 
 
-def serve(app: FastAPI, host: str, port: int) -> None:
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that clients can connect to; port 0 is any free one. Raises ConfigError."""
+    try:
+        return socket.create_server((host, port), backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--host {host} --port {port}: {error}; choose another") from None
+
+
+def serve(app: FastAPI, listener: socket.socket) -> None:
     """Serve until told to stop; answers under way are finished first."""
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=GRACE_S)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_S)
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 async def _request_error(_: Request, error: Exception) -> JSONResponse:

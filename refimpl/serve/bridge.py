@@ -8,13 +8,15 @@ Called by: generation, admin.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import count
+from queue import Empty
 from threading import Event as Flag
 from threading import Lock, Thread
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from refimpl.config import EngineConfig
 from refimpl.core.engine import Engine
@@ -27,14 +29,17 @@ from refimpl.messages import (
     DetachStorage,
     Flush,
     Reply,
+    Step,
     Submit,
 )
-from refimpl.model.sampling import Sampling
-from refimpl.run.live import LiveExecutor, LiveLoop
+from refimpl.model.choice import Logprob, Sampling
+from refimpl.run.live_loop import LiveLoop, Question, Stepped, WallExecutor
 from refimpl.run.record import Row
 from refimpl.workload.request import RequestSpec
 
 JOIN_S: Final = 60  # for the requests that are under way when the server stops
+
+Answered = TypeVar("Answered")
 
 STOPPED: Final = "error: the engine has stopped; restart the server"
 
@@ -43,10 +48,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request in tokens, and how they are chosen; the bridge gives it its ``rid``."""
+    """A request in tokens, and how they are chosen; the bridge gives it its ``rid``.
+
+    ``is_followed``: its tokens are told one by one, as they come.
+    """
 
     spec: RequestSpec
     sampling: Sampling
+    is_followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,7 @@ class Tokens:
 
     tokens: list[int]
     row: Row
+    logprobs: list[Logprob] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +75,38 @@ class Ended:
     row: Row
 
 
+class Watcher(Protocol):
+    """Who counts what happens; called on the engine's thread."""
+
+    def took(self, events: Iterable[AnyEvent], step: Step, now: int) -> None:
+        """One turn of the engine."""
+
+    def followed(self, gap_ns: int, tokens: int) -> None:
+        """Tokens of a followed answer, so long after those before."""
+
+    def ended(self, row: Row, *, is_streaming: bool) -> None:
+        """A request is over."""
+
+
+class StoppedError(Exception):
+    """The engine has stopped and answers no question."""
+
+
 Heard: TypeAlias = Callable[[Tokens | Ended], None]
 
 
 class Bridge:
     """Owns the engine and its thread, from ``start`` to ``stop``."""
 
-    def __init__(self, config: EngineConfig, executor: LiveExecutor) -> None:
-        executor.keeps_outputs = False
+    def __init__(self, config: EngineConfig, executor: WallExecutor, watcher: Watcher) -> None:
         self.engine = Engine(config)
         self.error: BaseException | None = None  # what stopped the engine
-        self._executor = executor
-        self._loop = LiveLoop(self.engine, executor, self._replied, self._answered)
+        self._executor, self._watcher = executor, watcher
+        self._is_deaf = False  # the watcher has failed, which was logged
+        self._last_token_ns: dict[int, int] = {}  # of followed answers, by rid
+        self._loop = LiveLoop(self.engine, executor, self._replied, self._answered, self._stepped)
         self._rids = count(1)
-        self._asked: dict[int, tuple[RequestSpec, Sampling, Heard]] = {}
+        self._asked: dict[int, tuple[Asked, Heard]] = {}  # by rid
         self._lock = Lock()
         self._changes: dict[str, Future[Answer]] = {}  # by what was asked: attach, detach, flush
         self._stopping = Flag()
@@ -99,11 +127,11 @@ class Bridge:
     def submit(self, asked: Asked, heard: Heard) -> int:
         """Ask for an answer; ``heard`` is called on the engine's thread until ``Ended``."""
         rid = next(self._rids)
-        spec = replace(asked.spec, rid=rid)
+        asked = replace(asked, spec=replace(asked.spec, rid=rid))
         with self._lock:
             if self._is_taking:
-                self._asked[rid] = spec, asked.sampling, heard
-                self._executor.inbox.put(spec.submit())
+                self._asked[rid] = asked, heard
+                self._executor.inbox.put(asked.spec.submit())
                 return rid
         heard(Ended(STOPPED, Row(rid, 0, 0, 0, 0, 0)))
         return rid
@@ -126,6 +154,24 @@ class Bridge:
                 self._changes[kind] = future
                 self._executor.inbox.put(event)
         return future
+
+    def now(self) -> int:
+        """The time of the engine's loop, in ns."""
+        return self._loop.now()
+
+    def moved(self) -> dict[str, tuple[int, int]]:
+        """(bytes, ns) of the copies so far, by way."""
+        return self._executor.moved()
+
+    def ask(self, ask: Callable[[Engine], Answered]) -> Future[Answered]:
+        """Something to be read off the engine, on its own thread. The future fails once it has stopped."""
+        answer: Future[Answered] = Future()
+        with self._lock:
+            if self._is_taking:
+                self._executor.inbox.put(Question(ask, answer))
+            else:
+                answer.set_exception(StoppedError(STOPPED))
+        return answer
 
     def stop(self) -> None:
         """Let what is under way end, then end all threads."""
@@ -152,26 +198,61 @@ class Bridge:
             changes = list(self._changes.items())
         for rid in list(self._asked):
             self._end(rid, STOPPED)
+        self._refuse_questions()
         for kind, future in changes:
             future.set_result(Answer(kind, False, STOPPED.removeprefix("error: ")))
 
     def _turn(self) -> None:
-        events = self._loop.wait()
-        now = self._loop.now()
+        events, now = self._loop.wait()
         for event in events:
             self._before(event, now)
-        self._loop.turn(events, now)
+        step = self._loop.turn(events, now)
+        if step is not Step.NOTHING:
+            self._watch(lambda: self._watcher.took(events, step, now))
 
     def _before(self, event: AnyEvent, now: int) -> None:
         """What others have to know of an event before the engine does."""
         if isinstance(event, Submit):
-            spec, sampling, _ = self._asked[event.rid]
-            self._loop.record.submitted(spec, 0, now)
-            self._executor.tell(event, sampling)
+            asked, _ = self._asked[event.rid]
+            self._loop.record.submitted(asked.spec, 0, now)
+            self._executor.tell(event, asked.sampling, is_followed=asked.is_followed)
         elif isinstance(event, BatchDone):
             for rid, tokens in event.tokens.items():
                 if tokens and rid in self._asked:
-                    self._asked[rid][-1](Tokens(tokens, self._loop.record.rows[rid]))
+                    asked, heard = self._asked[rid]
+                    if not asked.is_followed:  # else it has been told
+                        heard(Tokens(tokens, self._loop.record.rows[rid]))
+
+    def _stepped(self, stepped: Stepped) -> None:
+        for rid, tokens in stepped.tokens.items():
+            if rid in self._asked:
+                _, heard = self._asked[rid]
+                heard(Tokens(tokens, self._loop.record.rows[rid], stepped.logprobs.get(rid, [])))
+                self._note_gap(rid, len(tokens))
+
+    def _note_gap(self, rid: int, tokens: int) -> None:
+        now = self._loop.now()
+        before = self._last_token_ns.get(rid)
+        self._last_token_ns[rid] = now
+        if before is not None:
+            self._watch(lambda: self._watcher.followed(now - before, tokens))
+
+    def _watch(self, tell: Callable[[], None]) -> None:
+        """Tell the watcher. Counting must never cost an answer (field report V05)."""
+        try:
+            tell()
+        except Exception:
+            if not self._is_deaf:
+                _log.exception("metrics have failed; further failures are not logged")
+            self._is_deaf = True
+
+    def _refuse_questions(self) -> None:
+        """Those that came when nobody was there to answer any more."""
+        with suppress(Empty):
+            while True:
+                item = self._executor.inbox.get_nowait()
+                if isinstance(item, Question):
+                    item.answer.set_exception(StoppedError(STOPPED))
 
     def _replied(self, reply: Reply, _: int) -> None:
         if reply.finish:
@@ -179,9 +260,11 @@ class Bridge:
 
     def _end(self, rid: int, reason: str) -> None:
         """Tell whoever asked, and forget the request."""
-        *_, heard = self._asked.pop(rid)
+        asked, heard = self._asked.pop(rid)
         row = self._loop.record.rows.pop(rid, None) or Row(rid, 0, 0, 0, 0, 0)
+        self._last_token_ns.pop(rid, None)
         heard(Ended(reason, row))
+        self._watch(lambda: self._watcher.ended(row, is_streaming=asked.is_followed))
 
     def _answered(self, answer: Answer) -> None:
         with self._lock:

@@ -6,10 +6,12 @@ Must not know: HTTP, which API asked. Called by: native, openai.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
+from refimpl.model.choice import Logprob
 from refimpl.model.tokenizer import Detokenizer, Tokenizer
 from refimpl.run.record import Row
 from refimpl.serve.bridge import Asked, Bridge, Ended, Tokens
@@ -43,16 +45,30 @@ class Piece:
     tokens: list[int]
     row: Row
     finish: Finish | None = None
+    logprobs: list[Logprob] = field(default_factory=list)  # of the tokens, where they are wanted
 
 
 @dataclass(slots=True)
 class Whole:
-    """A finished answer."""
+    """An answer so far, or a finished one: then it has a ``finish``."""
 
     row: Row
-    finish: Finish
+    finish: Finish | None
     text: str = ""
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+
+    @property
+    def reason(self) -> str | None:
+        """Why it ended; None: it has not."""
+        return self.finish.reason if self.finish else None
+
+    def add(self, piece: Piece) -> None:
+        """Take what came next."""
+        self.row, self.finish = piece.row, piece.finish
+        self.text += piece.text
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs
 
 
 class Generation:
@@ -60,11 +76,11 @@ class Generation:
 
     def __init__(self, bridge: Bridge, tokenizer: Tokenizer, asked: Asked, ending: Ending) -> None:
         self._bridge, self._tokenizer = bridge, tokenizer
-        self._asked, self._ending = asked, ending
+        self.asked, self._ending = asked, ending
         self._queue: asyncio.Queue[Tokens | Ended] = asyncio.Queue()
         self.rid = 0
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The answer piece by piece. Leaving early aborts it. Raises RequestError when it is refused."""
         loop = asyncio.get_running_loop()
         is_over = False
@@ -72,7 +88,7 @@ class Generation:
         def heard(said: Tokens | Ended) -> None:
             loop.call_soon_threadsafe(self._queue.put_nowait, said)
 
-        self.rid = self._bridge.submit(self._asked, heard)
+        self.rid = self._bridge.submit(self.asked, heard)
         text = _StopText(Detokenizer(self._tokenizer), self._ending)
         try:
             while not is_over:
@@ -97,7 +113,7 @@ class Generation:
             if text.matched is not None:
                 break
         finish = None if text.matched is None else Finish("stop", text.matched)
-        return Piece("".join(parts), taken, said.row, finish)
+        return Piece("".join(parts), taken, said.row, finish, said.logprobs[: len(taken)])
 
     def _last(self, said: Ended, text: _StopText) -> Piece:
         kind, _, detail = said.reason.partition(": ")
@@ -108,14 +124,25 @@ class Generation:
 
     async def whole(self) -> Whole:
         """The answer in one."""
-        texts: list[str] = []
-        tokens: list[int] = []
-        async for piece in self.pieces():
-            texts.append(piece.text)
-            tokens += piece.tokens
-            if piece.finish is not None:
-                return Whole(piece.row, piece.finish, "".join(texts), tokens)
-        raise AssertionError("an answer without an end")
+        async with aclosing(self.pieces()) as pieces:
+            answer: Whole | None = None
+            async for piece in pieces:
+                if answer is None:
+                    answer = Whole(piece.row, None)
+                answer.add(piece)
+        assert answer is not None and answer.finish is not None, "an answer without an end"
+        return answer
+
+
+async def all_whole(asked: Sequence[Generation]) -> list[Whole]:
+    """The answers in their order. One that is refused ends the others."""
+    tasks = [asyncio.ensure_future(each.whole()) for each in asked]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _StopText:

@@ -87,13 +87,16 @@ def info_routes(service: Service) -> APIRouter:
     @router.get("/get_model_info", include_in_schema=False)
     async def model_info() -> dict[str, Any]:
         return {
+            "model_path": service.settings.get("path", service.name),
+            "tokenizer_path": service.settings.get("path", service.name),
             "served_model_name": service.name,
             "is_generation": True,
+            "preferred_sampling_params": None,
             "weight_version": "default",
             "disaggregation_mode": "null",
             "has_image_understanding": False,
             "has_audio_understanding": False,
-            "model_type": service.model.config.name,
+            "model_type": service.model.kind,
         }
 
     @router.get("/server_info")

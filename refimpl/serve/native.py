@@ -5,23 +5,26 @@ Must not know: the engine. Called by: app.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from array import array
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 
-from refimpl.run.record import Row
+from refimpl.model.choice import TOP_LOGPROBS_MAX
+from refimpl.model.tokenizer import Tokenizer, decode
 from refimpl.serve.bodies import Choices, Namespaced
 from refimpl.serve.errors import RequestError
-from refimpl.serve.generation import Finish, Generation
+from refimpl.serve.generation import Finish, Generation, Whole, all_whole
+from refimpl.serve.presence import Running, unless_gone
 from refimpl.serve.service import Service, Wish, cached_details
 from refimpl.serve.sse import merged, stream
+from refimpl.units import NS_PER_S
 
 
 class SamplingParams(Choices):
@@ -39,6 +42,10 @@ class GenerateBody(Namespaced):
     sampling_params: SamplingParams | list[SamplingParams] | None = None
     rid: str | list[str] | None = None
     stream: bool = False
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    top_logprobs_num: int = Field(0, ge=0, le=TOP_LOGPROBS_MAX)
+    return_text_in_logprobs: bool = False
 
     def wish(self, at: int) -> Wish:
         """What is asked for of the prompt number ``at``."""
@@ -48,7 +55,17 @@ class GenerateBody(Namespaced):
                 raise RequestError("sampling_params is a list: give one for each prompt")
             given = given[at]
         params = given or SamplingParams()  # type: ignore[call-arg]  # all have defaults
-        return params.wish_of(params.max_new_tokens, params.sampling_seed, self)
+        if self.return_logprob and self.logprob_start_len >= 0:
+            raise RequestError(
+                "logprobs of prompts are not served: leave logprob_start_len at -1",
+                param="logprob_start_len",
+            )
+        return replace(
+            params.wish_of(params.max_new_tokens, params.sampling_seed, self),
+            is_followed=self.stream,
+            logprobs=self.return_logprob,
+            top_logprobs=self.top_logprobs_num if self.return_logprob else 0,
+        )
 
 
 class AbortBody(BaseModel):
@@ -61,39 +78,33 @@ class AbortBody(BaseModel):
 def native_routes(service: Service) -> APIRouter:
     """The routes, for one service."""
     router = APIRouter(tags=["SGLang"])
-    running: dict[str, Generation] = {}
+    running = Running()
 
     @router.post("/generate")
     @router.put("/generate", include_in_schema=False)
-    async def generate(body: GenerateBody) -> Any:
+    async def generate(body: GenerateBody, request: Request) -> Any:
         prompts, is_batch = _prompts(service, body)
         asked = [
             each
             for at, prompt in enumerate(prompts)
             for each in service.generations(prompt, body.wish(at))
         ]
-        named = _names(body.rid, len(asked))
+        named = dict(zip(_names(body.rid, len(asked)), asked, strict=True))
         is_batch = is_batch or len(asked) > 1
-        running.update(zip(named, asked, strict=True))
         if body.stream:
-            chunks = _chunks(service, asked, named, running, is_batch=is_batch)
+            chunks = _chunks(service, body, running, named, is_batch=is_batch)
             return StreamingResponse(stream(chunks), media_type="text/event-stream")
-        try:
-            done = await asyncio.gather(*(each.whole() for each in asked))
-        finally:
-            _forget(running, named)
-        answers = [
-            _answer(service, name, one.text, one.tokens, one.row, one.finish)
-            for name, one in zip(named, done, strict=True)
-        ]
-        return answers if is_batch else answers[0]
+        with running.holding(named):
+            done = await unless_gone(request, all_whole(asked))
+        answers = [_answer(service, body, name, one) for name, one in zip(named, done, strict=True)]
+        return Response(
+            json.dumps(answers if is_batch else answers[0]), media_type="application/json"
+        )
 
     @router.post("/abort_request")
     async def abort_request(body: AbortBody) -> Response:
-        chosen = list(running) if body.abort_all else [body.rid]
-        for name in chosen:
-            if name in running:
-                service.bridge.abort(running[name].rid)
+        for each in running.found(body.rid, all_of_them=body.abort_all):
+            service.bridge.abort(each.rid)
         return Response()
 
     return router
@@ -127,48 +138,62 @@ def _names(given: str | list[str] | None, count: int) -> list[str]:
     return [f"{given or uuid4().hex}_{at}" if count > 1 else uuid4().hex for at in range(count)]
 
 
-def _forget(running: dict[str, Generation], named: list[str]) -> None:
-    for name in named:
-        running.pop(name, None)
-
-
 async def _chunks(
     service: Service,
-    asked: list[Generation],
-    named: list[str],
-    running: dict[str, Generation],
+    body: GenerateBody,
+    running: Running,
+    asked: dict[str, Generation],
     *,
     is_batch: bool,
 ) -> AsyncIterator[str]:
     """Cumulative text and tokens of each answer, as upstream streams them."""
-    texts, tokens = [""] * len(asked), [[] for _ in asked]  # type: ignore[var-annotated]
-    try:
-        async for at, piece in merged([each.pieces() for each in asked]):
-            texts[at] += piece.text
-            tokens[at] += piece.tokens
-            said = _answer(service, named[at], texts[at], tokens[at], piece.row, piece.finish)
+    named, wholes = list(asked), dict[int, Whole]()
+    with running.holding(asked):
+        async for at, piece in merged([each.pieces() for each in asked.values()]):
+            whole = wholes.setdefault(at, Whole(piece.row, None))
+            whole.add(piece)
+            said = _answer(service, body, named[at], whole)
             yield json.dumps(said | ({"index": at} if is_batch else {}))
-    finally:
-        _forget(running, named)
 
 
-def _answer(
-    service: Service, name: str, text: str, tokens: list[int], row: Row, finish: Finish | None
-) -> dict[str, Any]:
+def _answer(service: Service, body: GenerateBody, name: str, so_far: Whole) -> dict[str, Any]:
     """One answer so far, with its ``meta_info`` (spec 11.5)."""
+    row, finish = so_far.row, so_far.finish
     meta: dict[str, Any] = {
         "id": name,
-        "finish_reason": _finish(finish, len(tokens)),
+        "finish_reason": _finish(finish, len(so_far.tokens)),
         "prompt_tokens": row.prompt_tokens,
-        "completion_tokens": len(tokens),
+        "completion_tokens": len(so_far.tokens),
         "cached_tokens": row.hit_tokens,
         "cached_tokens_details": cached_details(row, service.storage.backend),
         "weight_version": "default",
     }
+    if body.return_logprob:
+        tokenizer = service.model.tokenizer if body.return_text_in_logprobs else None
+        meta |= _logprobs(so_far, body.top_logprobs_num, tokenizer)
     if finish is not None and row.end_ns >= 0:
-        meta["e2e_latency"] = (row.end_ns - row.arrival_ns) / 1e9
-        meta["time_to_first_token"] = row.ttft_ns / 1e9
-    return {"text": text, "output_ids": tokens, "meta_info": meta}
+        meta["e2e_latency"] = (row.end_ns - row.arrival_ns) / NS_PER_S
+        meta["first_token_latency"] = row.ttft_ns / NS_PER_S
+    return {"text": so_far.text, "output_ids": so_far.tokens, "meta_info": meta}
+
+
+def _logprobs(so_far: Whole, top: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Each entry is [logprob, token, text or null]."""
+
+    def entry(value: float, token: int) -> list[Any]:
+        return [value, token, None if tokenizer is None else decode(tokenizer, [token])]
+
+    chosen = list(zip(so_far.logprobs, so_far.tokens, strict=False))
+    told: dict[str, Any] = {
+        "input_token_logprobs": [],
+        "output_token_logprobs": [entry(logprob.value, token) for logprob, token in chosen],
+        "output_token_logprobs_length": len(chosen),
+    }
+    if top:
+        told["output_top_logprobs"] = [
+            [entry(value, token) for token, value in logprob.top] for logprob, _ in chosen
+        ]
+    return told
 
 
 def _finish(finish: Finish | None, length: int) -> dict[str, Any] | None:

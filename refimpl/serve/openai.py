@@ -5,23 +5,26 @@ Must not know: the engine. Called by: app.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from array import array
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from fastapi import APIRouter
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from refimpl.model.chat import ChatError
+from refimpl.model.choice import TOP_LOGPROBS_MAX
 from refimpl.run.record import Row
 from refimpl.serve.bodies import Choices, Namespaced
 from refimpl.serve.errors import RequestError
-from refimpl.serve.generation import Generation
+from refimpl.serve.generation import Generation, Whole, all_whole
+from refimpl.serve.logprobs import Told, chat_logprobs, completion_logprobs
+from refimpl.serve.presence import unless_gone
 from refimpl.serve.service import Service, cached_details
 from refimpl.serve.sse import merged, stream
 
@@ -34,11 +37,11 @@ class _Body(Choices, Namespaced):
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     stream: bool = False
     stream_options: dict[str, Any] | None = None
+    return_cached_tokens_details: bool = False
 
-    @property
-    def includes_usage(self) -> bool:
-        """Does a stream end with its usage?"""
-        return bool((self.stream_options or {}).get("include_usage"))
+    def streams_with(self, option: str) -> bool:
+        """Is an option of streams on: include_usage or continuous_usage_stats?"""
+        return bool((self.stream_options or {}).get(option))
 
 
 class CompletionBody(_Body):
@@ -46,6 +49,7 @@ class CompletionBody(_Body):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
 
 
 class Message(BaseModel):
@@ -70,6 +74,8 @@ class ChatBody(_Body):
     messages: list[Message]
     max_completion_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
 
 
 def openai_routes(service: Service) -> APIRouter:
@@ -86,20 +92,25 @@ def openai_routes(service: Service) -> APIRouter:
         return _model(service)
 
     @router.post("/v1/completions")
-    async def completions(body: CompletionBody) -> Any:
+    async def completions(body: CompletionBody, request: Request) -> Any:
         service.check_name(body.model)
         prompts = _prompts(service, body.prompt)
         limit = 16 if body.max_tokens is None else body.max_tokens
-        wish = body.wish_of(limit, body.seed, body)
+        wish = replace(
+            body.wish_of(limit, body.seed, body),
+            is_followed=body.stream,
+            logprobs=body.logprobs is not None,
+            top_logprobs=body.logprobs or 0,
+        )
         asked = [each for prompt in prompts for each in service.generations(prompt, wish)]
         answer = _Completions(service, body)
         if body.stream:
             return StreamingResponse(stream(answer.chunks(asked)), media_type="text/event-stream")
         echoes = [body.prompt if body.echo and isinstance(body.prompt, str) else ""] * len(asked)
-        return await answer.whole(asked, echoes)
+        return answer.whole(await unless_gone(request, all_whole(asked)), echoes)
 
     @router.post("/v1/chat/completions")
-    async def chat_completions(body: ChatBody) -> Any:
+    async def chat_completions(body: ChatBody, request: Request) -> Any:
         service.check_name(body.model)
         if not body.messages:
             raise RequestError("messages is empty: send at least one", param="messages")
@@ -112,11 +123,17 @@ def openai_routes(service: Service) -> APIRouter:
         given = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
         room = service.context_tokens - len(tokens)
         limit = room if given is None else given
-        asked = service.generations(tokens, body.wish_of(limit, body.seed, body))
+        wish = replace(
+            body.wish_of(limit, body.seed, body),
+            is_followed=body.stream,
+            logprobs=body.logprobs,
+            top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
+        )
+        asked = service.generations(tokens, wish)
         answer = _Chat(service, body)
         if body.stream:
             return StreamingResponse(stream(answer.chunks(asked)), media_type="text/event-stream")
-        return await answer.whole(asked, [""] * len(asked))
+        return answer.whole(await unless_gone(request, all_whole(asked)), [""] * len(asked))
 
     return router
 
@@ -152,43 +169,44 @@ class _Completions:
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
 
     def __init__(self, service: Service, body: _Body) -> None:
-        self._service, self._includes_usage, self._n = service, body.includes_usage, body.n
+        self._service, self._body = service, body
+        self._tokenizer = service.model.tokenizer
         self._frame = {
             "id": f"{self.prefix}-{uuid4().hex}",
             "created": int(time.time()),
             "model": service.name,
         }
 
-    def choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+    def choice(self, index: int, text: str, finish: str | None, told: Told) -> dict[str, Any]:
         """A choice of a whole answer."""
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+        logprobs = completion_logprobs(self._tokenizer, told)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
-    def delta(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+    def delta(self, index: int, text: str, finish: str | None, told: Told) -> dict[str, Any]:
         """A choice of a chunk."""
-        return self.choice(index, text, finish)
+        return self.choice(index, text, finish, told)
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         """Choices of the chunks that come before the answer."""
         del index
         return []
 
-    async def whole(self, asked: list[Generation], echoes: list[str]) -> dict[str, Any]:
+    def whole(self, done: list[Whole], echoes: list[str]) -> Response:
         """All choices in one answer."""
-        done = await asyncio.gather(*(each.whole() for each in asked))
         choices = [
-            self.choice(at, echo + one.text, one.finish.reason)
-            | {"matched_stop": one.finish.matched}
+            self.choice(at, echo + one.text, one.reason, (one.tokens, one.logprobs))
+            | {"matched_stop": one.finish.matched if one.finish else None}
             for at, (one, echo) in enumerate(zip(done, echoes, strict=True))
         ]
-        frame = self._frame | {"object": self.kind, "choices": choices}
-        return frame | {
-            "usage": self._usage([one.row for one in done], sum(len(one.tokens) for one in done))
-        }
+        rows = [one.row for one in done]
+        usage = self._usage(rows, sum(len(one.tokens) for one in done))
+        answer = self._frame | {"object": self.kind, "choices": choices, "usage": usage}
+        return Response(json.dumps(answer | self._extension(rows)), media_type="application/json")
 
     async def chunks(self, asked: list[Generation]) -> AsyncIterator[str]:
         """The choices as they come, then the usage if it is wanted."""
         rows: dict[int, Row] = {}
-        completion = 0
+        completion, is_continuous = 0, self._body.streams_with("continuous_usage_stats")
         for at in range(len(asked)):
             for choice in self.opening(at):
                 yield self._chunk([choice])
@@ -196,14 +214,26 @@ class _Completions:
             rows[at] = piece.row
             completion += len(piece.tokens)
             finish = piece.finish.reason if piece.finish else None
-            if piece.text or finish:
-                yield self._chunk([self.delta(at, piece.text, finish)])
-        if self._includes_usage:
-            yield self._chunk([], self._usage([rows[at] for at in sorted(rows)], completion))
+            if piece.text or piece.logprobs or finish:
+                told = piece.tokens, piece.logprobs
+                usage = self._usage(list(rows.values()), completion) if is_continuous else None
+                yield self._chunk([self.delta(at, piece.text, finish, told)], usage)
+        in_order = [rows[at] for at in sorted(rows)]
+        if extension := self._extension(in_order):
+            yield self._chunk([], extension=extension)
+        if self._body.streams_with("include_usage"):
+            yield self._chunk([], self._usage(in_order, completion))
+
+    def _extension(self, rows: list[Row]) -> dict[str, Any]:
+        """Hits by tier where upstream has them, for clients that ask (spec 12.2)."""
+        if not self._body.return_cached_tokens_details:
+            return {}
+        details = cached_details(rows[0], self._service.storage.backend)
+        return {"sglext": {"cached_tokens_details": details}}
 
     def _usage(self, rows: list[Row], completion: int) -> dict[str, Any]:
         """Tokens of all choices; a prompt counts once, however many answers were asked for."""
-        firsts = rows[:: self._n]
+        firsts = rows[:: self._body.n]
         prompt = sum(row.prompt_tokens for row in firsts)
         return {
             "prompt_tokens": prompt,
@@ -215,9 +245,14 @@ class _Completions:
             },
         }
 
-    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
+    def _chunk(
+        self,
+        choices: list[dict[str, Any]],
+        usage: dict[str, Any] | None = None,
+        extension: dict[str, Any] | None = None,
+    ) -> str:
         frame = self._frame | {"object": self.chunk_kind, "choices": choices, "usage": usage}
-        return json.dumps(frame)
+        return json.dumps(frame | (extension or {}))
 
 
 class _Chat(_Completions):
@@ -225,14 +260,17 @@ class _Chat(_Completions):
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+    def choice(self, index: int, text: str, finish: str | None, told: Told) -> dict[str, Any]:
         """A choice of a whole answer."""
         message = {"role": "assistant", "content": text, "tool_calls": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
+        logprobs = chat_logprobs(self._tokenizer, told)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
-    def delta(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+    def delta(self, index: int, text: str, finish: str | None, told: Told) -> dict[str, Any]:
         """A choice of a chunk."""
-        return {"index": index, "delta": {"content": text}, "finish_reason": finish}
+        logprobs = chat_logprobs(self._tokenizer, told)
+        delta = {"content": text}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         """The role comes first, with no text."""

@@ -14,12 +14,13 @@ from typing import Any
 
 from refimpl.config import ConfigError, EngineConfig, PrefetchConfig
 from refimpl.keys import TokenPrompt
-from refimpl.model.catalog import Model
-from refimpl.model.sampling import Sampling
+from refimpl.model.choice import Sampling
+from refimpl.model.tokenizer import Tokenizer
 from refimpl.run.record import Row
 from refimpl.serve.bridge import Asked, Bridge
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Ending, Generation
+from refimpl.serve.metrics import Metrics
 from refimpl.workload.request import RequestSpec
 
 
@@ -39,6 +40,20 @@ class Wish:
     extra_key: str | None = None
     cache_salt: str | None = None
     priority: int = 0
+    logprobs: bool = False
+    top_logprobs: int = 0
+    is_followed: bool = False  # tokens are wanted one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is served: a model, or the shape of one."""
+
+    kind: str  # the model's own name
+    tokenizer: Tokenizer
+    vocab: int
+    positions_max: int
+    has_logprobs: bool = True  # what only a model knows
 
 
 @dataclass(slots=True)
@@ -55,12 +70,14 @@ class Storage:
 class Service:
     """One served model. ``settings`` are the resolved flags, for ``/server_info``."""
 
-    model: Model
+    model: Served
     bridge: Bridge
     engine: EngineConfig
     name: str
     settings: dict[str, Any]
     prefetch: PrefetchConfig
+    metrics: Metrics
+    page_bytes: int  # of all ranks together
     storage: Storage = field(default_factory=Storage)
     started: int = field(default_factory=lambda: int(time.time()))
 
@@ -69,7 +86,7 @@ class Service:
         """The longest sequence that can be served: of the model, and of L1."""
         pages = self.engine.cache.l1_pages
         assert pages is not None
-        return min(self.model.config.positions_max, pages * self.engine.cache.page_size)
+        return min(self.model.positions_max, pages * self.engine.cache.page_size)
 
     def check_name(self, name: str | None) -> None:
         """Raise RequestError, 404, for a model that is not served here."""
@@ -79,7 +96,7 @@ class Service:
 
     def check_tokens(self, tokens: Sequence[int]) -> array[int]:
         """The tokens of a prompt. Raises RequestError where they are none."""
-        vocab = self.model.config.vocab
+        vocab = self.model.vocab
         if not tokens:
             raise RequestError("the prompt is empty: give it at least one token")
         if min(tokens) < 0 or max(tokens) >= vocab:
@@ -97,6 +114,8 @@ class Service:
             raise RequestError(
                 f"max_tokens must be at least 1, not {wish.output_tokens}", param="max_tokens"
             )
+        if wish.logprobs and not self.model.has_logprobs:
+            raise RequestError("--hands none knows no probabilities: leave logprobs out", 400)
         seed = secrets.randbits(62) if wish.seed is None else wish.seed
         return [self._generation(tokens, wish, seed + number) for number in range(wish.n)]
 
@@ -109,6 +128,8 @@ class Service:
                 seed % (1 << 63),
                 frozenset(wish.stop_ids),
                 wish.ignores_eos,
+                wish.logprobs,
+                wish.top_logprobs,
             )
         except ConfigError as error:
             raise RequestError(str(error)) from None
@@ -120,7 +141,8 @@ class Service:
             cache_salt=wish.cache_salt,
             priority=wish.priority,
         )
-        asked = Asked(spec, sampling)
+        is_followed = wish.is_followed or wish.logprobs or bool(wish.ending.stops)
+        asked = Asked(spec, sampling, is_followed)
         return Generation(self.bridge, self.model.tokenizer, asked, wish.ending)
 
 

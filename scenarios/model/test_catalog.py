@@ -13,8 +13,9 @@ from refimpl.config import ConfigError
 from refimpl.model import catalog
 from refimpl.model.catalog import SEEDED, open_model
 from refimpl.model.checkpoint import CheckpointError
+from refimpl.model.choice import GREEDY
 from refimpl.model.paged import Chunk, KvView
-from refimpl.model.sampling import GREEDY, choose
+from refimpl.model.sampling import choose
 from refimpl.model.self_check import NotBatchInvariantError
 
 

@@ -11,7 +11,8 @@ pytest.importorskip("torch", reason="no torch: pip install -e '.[torch]'")
 import torch
 
 from refimpl.config import ConfigError
-from refimpl.model.sampling import GREEDY, Sampling, choose
+from refimpl.model.choice import GREEDY, Sampling
+from refimpl.model.sampling import choose
 
 LOGITS = torch.tensor([0.5, 2.0, -1.0, 2.0, 1.0])
 DRAWS = 4000

@@ -15,9 +15,10 @@ import torch
 
 from refimpl.model.catalog import Model, open_model, smollm2_path
 from refimpl.model.checkpoint import CheckpointError
+from refimpl.model.choice import GREEDY
 from refimpl.model.fast import TOLERANCE, Fast
 from refimpl.model.paged import Chunk, KvView
-from refimpl.model.sampling import GREEDY, choose
+from refimpl.model.sampling import choose
 from refimpl.model.tokenizer import Detokenizer
 from refimpl.model.transformer import Transformer
 

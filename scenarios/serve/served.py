@@ -12,11 +12,10 @@ import httpx
 import uvicorn
 
 from refimpl.run.options import Options
-from refimpl.run.real import ModelChoice
 from refimpl.serve.admin import Keys
 from refimpl.serve.app import build_app
 from refimpl.serve.service import Service
-from refimpl.serve.start import start_service
+from refimpl.serve.start_null import start_null_service
 
 OPTIONS = Options(
     page_size=16, max_total_tokens=1024, enable_hierarchical_cache=True, hicache_ratio="4"
@@ -28,8 +27,25 @@ SECONDS_MAX = 30
 def serving(
     options: Options = OPTIONS, model: str = "tiny-gqa", keys: Keys | None = None
 ) -> Iterator[tuple[str, Service]]:
-    """(URL, service); at the end the server has stopped and all its threads have ended."""
-    service = start_service(options, ModelChoice(model, "reference"))
+    """(URL, service) with a model; at the end the server has stopped and all its threads have ended."""
+    from refimpl.run.real import ModelChoice
+    from refimpl.serve.start import start_service
+
+    with _running(start_service(options, ModelChoice(model, "reference")), keys) as found:
+        yield found
+
+
+@contextmanager
+def serving_null(
+    options: Options = OPTIONS, keys: Keys | None = None
+) -> Iterator[tuple[str, Service]]:
+    """The same without a model, nor the libraries for one."""
+    with _running(start_null_service(options), keys) as found:
+        yield found
+
+
+@contextmanager
+def _running(service: Service, keys: Keys | None) -> Iterator[tuple[str, Service]]:
     app = build_app(service, keys or Keys(None, None, strict=False))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))

@@ -149,6 +149,111 @@ def test_an_aborted_request_says_so(client: httpx.Client) -> None:
     assert said[-1]["meta_info"]["finish_reason"]["type"] == "abort"
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+def test_a_client_that_leaves_before_its_answer_aborts_it(
+    client: httpx.Client, server: tuple[str, Service], path: str
+) -> None:
+    key = "text" if path == "/generate" else "prompt"
+    long = {"max_tokens": 900, "max_new_tokens": 900, "ignore_eos": True}
+    body = {key: "leave", "sampling_params": long} | long
+    with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=server[0]) as leaving:
+        leaving.post(path, json=body, timeout=0.2)
+    assert client.post("/flush_cache?timeout=30").status_code == 200
+    row = server[1].metrics
+    aborted = row.registry.get_sample_value("sglang:num_aborted_requests_total", row.labels)
+    assert aborted is not None
+    assert aborted >= 1
+    assert not server[1].bridge._asked
+
+
+def test_a_name_that_is_under_way_is_refused(client: httpx.Client) -> None:
+    body = {
+        "text": "twice",
+        "rid": "one",
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 300},
+    }
+    with client.stream("POST", "/generate", json=body) as stream:
+        next(stream.iter_lines())
+        again = client.post("/generate", json={"text": "twice", "rid": "one"})
+    assert again.status_code == 400
+    assert "'one'" in again.json()["error"]["message"]
+
+
+def test_every_token_of_a_stream_is_an_event(client: httpx.Client) -> None:
+    params = {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}
+    body = {"text": "stream", "sampling_params": params, "stream": True}
+    lengths = [len(one["output_ids"]) for one in events(client.post("/generate", json=body).text)]
+    assert sorted(set(lengths)) == list(range(1, 21))
+
+
+def test_logprobs_are_of_the_chosen_tokens_and_of_the_likeliest(client: httpx.Client) -> None:
+    params = {"temperature": 0, "max_new_tokens": 5}
+    body = {"text": "sure?", "sampling_params": params}
+    asked = body | {"return_logprob": True, "top_logprobs_num": 3, "return_text_in_logprobs": True}
+    plain, told = (client.post("/generate", json=one).json() for one in (body, asked))
+    assert told["output_ids"] == plain["output_ids"]
+    meta = told["meta_info"]
+    chosen = meta["output_token_logprobs"]
+    assert [token for _, token, _ in chosen] == told["output_ids"]
+    assert meta["output_token_logprobs_length"] == 5
+    for (value, token, _), top in zip(chosen, meta["output_top_logprobs"], strict=True):
+        assert len(top) == 3
+        assert top[0][:2] == [value, token]  # greedy takes the likeliest
+        assert 0 >= top[0][0] >= top[1][0] >= top[2][0]
+    assert client.post("/generate", json=asked | {"logprob_start_len": 0}).status_code == 400
+
+
+def test_logprobs_come_in_the_shapes_of_openai(client: httpx.Client) -> None:
+    ask = {"prompt": "sure?", "max_tokens": 4, "temperature": 0, "logprobs": 2}
+    found = client.post("/v1/completions", json=ask).json()["choices"][0]
+    assert len(found["logprobs"]["token_logprobs"]) == 4
+    assert "".join(found["logprobs"]["tokens"]) == found["text"]
+    chat = {
+        "messages": [{"role": "user", "content": "sure?"}],
+        "max_tokens": 4,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    whole = client.post("/v1/chat/completions", json=chat).json()["choices"][0]["logprobs"]
+    assert [len(one["top_logprobs"]) for one in whole["content"]] == [2] * 4
+    chunks = events(client.post("/v1/chat/completions", json=chat | {"stream": True}).text)
+    streamed = [
+        one["logprob"]
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice.get("logprobs")
+        for one in choice["logprobs"]["content"]
+    ]
+    assert streamed == pytest.approx([one["logprob"] for one in whole["content"]])
+
+
+def test_a_stream_tells_its_usage_once_and_at_its_end(client: httpx.Client) -> None:
+    """Field report V10, for both APIs of OpenAI; and hits by tier for those who ask."""
+    for path, body in (
+        ("/v1/completions", {"prompt": LONG}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+    ):
+        ask = body | {"max_tokens": 6, "temperature": 0}
+        whole = client.post(path, json=ask).json()
+        whole = client.post(path, json=ask | {"return_cached_tokens_details": True}).json()
+        streamed = ask | {"stream": True}
+        silent = events(client.post(path, json=streamed).text)
+        assert all(chunk["usage"] is None for chunk in silent)
+        options = {"stream_options": {"include_usage": True}, "return_cached_tokens_details": True}
+        chunks = events(client.post(path, json=streamed | options).text)
+        assert [chunk["usage"] for chunk in chunks if chunk["usage"]] == [whole["usage"]]
+        assert chunks[-1]["usage"]
+        assert chunks[-1]["choices"] == []
+        extensions = [chunk["sglext"] for chunk in chunks if "sglext" in chunk]
+        assert extensions == [whole["sglext"]]
+        assert whole["sglext"]["cached_tokens_details"]["device"] > 0
+        options = {"stream_options": {"continuous_usage_stats": True}}
+        counted = events(client.post(path, json=streamed | options).text)
+        assert counted[-1]["usage"] == whole["usage"]
+
+
 BAD: list[tuple[str, Any, str]] = [
     ("/generate", {}, "text or input_ids"),
     ("/generate", {"text": "a", "input_ids": [1]}, "text or input_ids"),

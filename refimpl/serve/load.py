@@ -1,0 +1,64 @@
+"""How busy an engine is: one snapshot, taken on its thread between two turns.
+
+Must not know: routes, Prometheus. Called by: loads, gauges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refimpl.core.engine import Engine
+from refimpl.core.ops import BACK_UP, FETCH, STORE, WRITE_BACK
+from refimpl.serve.metrics import Metrics
+from refimpl.units import NS_PER_US
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests, tokens and pages now; what is counted since the start is in the metrics."""
+
+    running: int
+    waiting: int
+    waiting_uncached_tokens: int
+    used_tokens: int  # of L1, by requests and copies under way
+    evictable_tokens: int  # of L1, kept for a later hit
+    total_tokens: int
+    host_used_tokens: int
+    host_total_tokens: int
+    generated_per_s: int
+    last_hit_rate: float
+    computed_tokens: int  # of all prefills so far
+    prefill_busy_us: int
+    backup_queue_pages: int  # on their way L1 -> L2
+    write_queue_pages: int  # on their way L2 -> L3
+    prefetch_pages: int  # on their way L3 -> L2
+
+    @property
+    def usage(self) -> float:
+        """The share of L1 that can't be had now."""
+        return self.used_tokens / max(self.total_tokens, 1)
+
+
+def load_of(engine: Engine, metrics: Metrics, now: int) -> Load:
+    """The load at ``now`` ns of the engine's loop."""
+    cache, page = engine.cache, metrics.page_size
+    device, host, ops = cache.device.pool, cache.host.pool, cache.ops
+    in_tree = device.used - sum(len(request.slots) for request in engine.requests())
+    evictable = max(in_tree - cache.tree.pinned_l1_pages(), 0)
+    return Load(
+        running=engine.running,
+        waiting=engine.waiting,
+        waiting_uncached_tokens=metrics.waiting_uncached_tokens,
+        used_tokens=(device.used - evictable) * page,
+        evictable_tokens=evictable * page,
+        total_tokens=(device.capacity or 0) * page,
+        host_used_tokens=host.used * page,
+        host_total_tokens=(host.capacity or 0) * page,
+        generated_per_s=metrics.generated_per_s(now),
+        last_hit_rate=metrics.last_hit_rate,
+        computed_tokens=metrics.computed_tokens,
+        prefill_busy_us=metrics.prefill_busy_ns // NS_PER_US,
+        backup_queue_pages=ops.pages_of(BACK_UP) + ops.pages_of(WRITE_BACK),
+        write_queue_pages=ops.pages_of(STORE),
+        prefetch_pages=ops.pages_of(FETCH),
+    )

@@ -1,0 +1,69 @@
+"""Who is still there: answers under way by name, and clients that leave before theirs.
+
+Must not know: the shapes of any API. Called by: routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from fastapi import Request
+
+from refimpl.serve.errors import RequestError
+from refimpl.serve.generation import Generation
+
+T = TypeVar("T")
+
+GONE: Final = 499  # nobody reads it: the client has closed the connection
+
+
+class Running:
+    """Answers under way, by the names that clients gave them."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Generation] = {}
+
+    @contextmanager
+    def holding(self, named: Mapping[str, Generation]) -> Iterator[None]:
+        """They can be found while this lasts. Raises RequestError for a name that is taken."""
+        for name in named:
+            if name in self._by_name:
+                raise RequestError(f"rid {name!r} is under way already: choose another", 400, "rid")
+        self._by_name.update(named)
+        try:
+            yield
+        finally:
+            for name in named:
+                del self._by_name[name]
+
+    def found(self, name: str, *, all_of_them: bool = False) -> list[Generation]:
+        """The one of that name, if it is under way, or all."""
+        if all_of_them:
+            return list(self._by_name.values())
+        return [self._by_name[name]] if name in self._by_name else []
+
+
+async def unless_gone(request: Request, answer: Coroutine[Any, Any, T]) -> T:
+    """Wait for ``answer`` as long as the client does. Its body has been read.
+
+    Raises RequestError when the client leaves; the answer is cancelled then.
+    """
+    task = asyncio.ensure_future(answer)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise RequestError("the client has left", GONE)
+    finally:
+        for each in (task, leaving):
+            each.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,118 @@
+"""Launch commands as SGLang's users write them: they parse, and what has no effect is said."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server is not installed: pip install -e '.[serve]'")
+
+from refimpl.cli.upstream import ALONE, WITH_VALUE, without_effect
+from refimpl.run.options import option_names
+from scenarios.command_line import CommandLine
+
+# Of mission M4, M6 and M10, with the launcher replaced. The last flag is ours: there is no such model here.
+COMMANDS = [
+    (
+        "--model-path M --page-size 64 --enable-hierarchical-cache --hicache-ratio 2"
+        " --hicache-io-backend kernel --hicache-mem-layout page_first"
+        " --hicache-write-policy write_through"
+    ),
+    (
+        "--model-path M --tp 8 --page-size 64 --mem-fraction-static 0.85 --enable-hierarchical-cache"
+        " --hicache-ratio 2 --hicache-mem-layout page_first_direct --hicache-io-backend direct"
+        " --hicache-write-policy write_through --hicache-storage-backend hf3fs"
+        " --hicache-storage-prefetch-policy wait_complete"
+    ),
+    (
+        "--model-path M --enable-hierarchical-cache --hicache-storage-backend mooncake"
+        " --hicache-storage-prefetch-policy timeout --hicache-storage-backend-extra-config"
+        """ '{"prefetch_threshold": 512, "prefetch_timeout_base": 0.5}'"""
+    ),
+    (
+        "--model-path M --enable-hierarchical-cache --hicache-storage-backend mooncake"
+        """ --hicache-storage-backend-extra-config '{"tp_lcm_size": 8}' --tp 4"""
+    ),
+    (
+        "--model-path M --port 0 --base-gpu-id 1 --disaggregation-ib-device mlx5_roce0"
+        " --trust-remote-code --enable-metrics --enable-cache-report --disaggregation-mode null"
+    ),
+    (
+        "--model-path M --disaggregation-bootstrap-port=8190 --disaggregation-transfer-backend nixl"
+        " --attention-backend fa3 --max-running-requests 64 --chunked-prefill-size 4096"
+    ),
+]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what was served; nothing listens."""
+    names: list[str] = []
+
+    def listen(app: object, _: object) -> None:
+        names.append(str(app))
+
+    monkeypatch.setattr("refimpl.serve.app.serve", listen)
+    return names
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_launch_commands_parse(
+    command: str,
+    started: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = shlex.split(command)
+    said = CommandLine(monkeypatch, capsys)("serve", *words, "--port", "0", "--hands", "none")
+    assert said.code == 0, said.err
+    assert len(started) == 1
+    assert "serving M on http://127.0.0.1:" in said.err
+    for flag in ("base-gpu-id", "disaggregation-ib-device", "attention-backend"):
+        assert (f"--{flag} has no effect: " in said.err) == (f"--{flag}" in words)
+
+
+def test_what_has_no_effect_is_taken_out_with_its_value() -> None:
+    words = ["--page-size", "16", "--base-gpu-id", "1", "--quantization=fp8", "--enable-metrics"]
+    kept, notices = without_effect(words)
+    assert kept == ["--page-size", "16"]
+    assert [notice.partition(" ")[0] for notice in notices] == [
+        "--base-gpu-id",
+        "--quantization",
+        "--enable-metrics",
+    ]
+
+
+def test_a_flag_that_has_an_effect_is_not_called_without_one() -> None:
+    assert not set(option_names()) & (set(WITH_VALUE) | set(ALONE))
+    assert not set(WITH_VALUE) & set(ALONE)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (("--disaggregation-mode", "prefill"), "leave it out"),
+        (("--disaggregation-mode=decode",), "leave it out"),
+        (("--pp-size", "2"), "leave it at 1"),
+        (("--nnodes", "2"), "leave it at 1"),
+        (("--hicache-host-memory-mode", "buffer_only"), "leave it at cache"),
+        (("--encoder-only",), "leave it out"),
+        (("--base-gpu-id",), "--base-gpu-id requires an argument"),
+        (("--no-such-flag",), "--no-such-flag"),
+        (("--hands", "both"), "--hands 'both' is unknown"),
+        (("--port", "70000", "--hands", "none"), "--port 70000"),
+        (("--instances", "2", "--hands", "none"), "--instances"),
+        (("--cache-only", "--hands", "none"), "--cache-only"),
+    ],
+)
+def test_what_would_be_another_server_is_refused(
+    words: tuple[str, ...],
+    wanted: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = CommandLine(monkeypatch, capsys)("serve", *words)
+    assert said.code == 2
+    assert wanted in said.err
+    assert "Traceback" not in said.err
