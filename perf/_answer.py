@@ -49,14 +49,18 @@ class Answer:
 
     def cached(self, hit_tokens: int | None, details: Mapping[str, Any] | None) -> None:
         """What the server says of its cache; tiers stay unknown unless it names them or hit nothing."""
-        if hit_tokens is None:
-            return
-        self.hit_tokens = hit_tokens
-        if details or not hit_tokens:
-            tiers = details or {}
-            self.device_tokens = int(tiers.get("device") or 0)
-            self.host_tokens = int(tiers.get("host") or 0)
-            self.storage_tokens = int(tiers.get("storage") or 0)
+        if hit_tokens is not None:
+            self.hit_tokens = hit_tokens
+        if details or hit_tokens == 0:
+            self.tiers(details or {})
+
+    def tiers(self, details: Mapping[str, Any]) -> None:
+        """Cached tokens by tier, which some servers tell apart from their sum."""
+        self.device_tokens = int(details.get("device") or 0)
+        self.host_tokens = int(details.get("host") or 0)
+        self.storage_tokens = int(details.get("storage") or 0)
+        if self.hit_tokens is None:
+            self.hit_tokens = self.device_tokens + self.host_tokens + self.storage_tokens
 
     def failed(self, reason: str) -> None:
         """Note why, unless something failed before."""

@@ -66,13 +66,14 @@ class _OpenAI(Api):
     """What chat and completions have in common."""
 
     def _limits(self, question: Question) -> Body:
-        # ignore_eos is no field of OpenAI's own; servers that cache prefixes know it, and with it
-        # answers are as long as the workload says.
+        # The last two are no fields of OpenAI's own. Servers that cache prefixes know ignore_eos, and with
+        # it answers are as long as the workload says; SGLang tells tiers to those who ask.
         return {
             "model": self._model,
             "max_tokens": question.spec.output_tokens,
             "temperature": 0,
             "ignore_eos": True,
+            "return_cached_tokens_details": True,
         }
 
     def _finished(self, body: Body) -> Body:
@@ -90,6 +91,9 @@ class _OpenAI(Api):
         usage = event.get("usage")
         if usage:
             _note_usage(usage, answer)
+        tiers = (event.get("sglext") or {}).get("cached_tokens_details")
+        if tiers:
+            answer.tiers(tiers)
 
     @abstractmethod
     def _text(self, choice: Mapping[str, Any]) -> str:

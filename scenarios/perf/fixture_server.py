@@ -143,6 +143,17 @@ def generated(exchange: Exchange) -> None:
     exchange.end()
 
 
+def tiers_apart(exchange: Exchange) -> None:
+    """A good answer whose tiers come as SGLang's extension, and whose usage does not know of a cache."""
+    exchange.begin()
+    exchange.event(delta(content="word"))
+    tiers = {"device": 3, "host": 2, "storage": 1, "storage_backend": "file"}
+    exchange.event(delta(finish="length") | {"sglext": {"cached_tokens_details": tiers}})
+    counted = {"prompt_tokens": 8, "completion_tokens": 1, "prompt_tokens_details": None}
+    exchange.event({"choices": [], "usage": counted})
+    exchange.end()
+
+
 def text_after(seconds: float) -> Answer:
     """The role at once, then an empty delta; the text comes ``seconds`` later."""
 

@@ -102,6 +102,16 @@ def test_usage_is_asked_for_beside_the_options_of_the_user(tmp_path: Path) -> No
     assert run.rows[0]["output_tokens"] == 3
 
 
+def test_tiers_are_asked_for_and_heard_beside_the_usage(tmp_path: Path) -> None:
+    with server.answering(lambda _: server.tiers_apart) as fixture:
+        run = load(tmp_path, "--host", fixture.url, *chats(1))
+    assert fixture.bodies[0]["return_cached_tokens_details"] is True
+    (row,) = run.rows
+    tiers = [row[f"{tier}_tokens"] for tier in ("device", "host", "storage", "hit", "prompt")]
+    assert tiers == [3, 2, 1, 6, 8]
+    assert "75.0 %" in run.out
+
+
 def test_a_later_turn_repeats_what_was_really_answered(tmp_path: Path) -> None:
     with server.answering(lambda _: server.chat()) as fixture:
         run = load(tmp_path, "--host", fixture.url, *chats(1, rounds=3))
