@@ -43,7 +43,7 @@ def test_output_tokens_are_those_of_the_usage_and_not_the_events(tmp_path: Path)
     (row,) = run.rows
     assert (row["output_tokens"], row["output_events"]) == (20, 5)
     spread = row["last_token_ns"] - row["first_token_ns"]
-    assert spread >= 200 * NS_PER_MS
+    assert spread >= 150 * NS_PER_MS  # four gaps of 50 ms, the first of which may be seen late
     shown = f"{spread // 19 / NS_PER_MS:.1f}"
     assert f"{shown} / {shown} / {shown}" in run.out
     assert "4.0" in run.out  # tokens an event
