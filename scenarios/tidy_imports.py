@@ -62,7 +62,11 @@ TABLE: Final = {
     "run": Allowed(_EVERYTHING_BUT_SERVE, None, _WEB),
     "conformance": Allowed(_WORDS | {"storage", "memory", "run"}, None, _WEB),
     "serve": Allowed(_EVERYTHING_BUT_SERVE | {"conformance"}, None),
-    "perf": Allowed(_WORDS | {"workload"}, frozenset({"locust", "zmq"})),
+    # geventhttpclient is the client that Locust itself brings.
+    "perf": Allowed(
+        _WORDS | {"workload"},
+        frozenset({"msgspec", "locust", "gevent", "geventhttpclient", "zmq", "polars", "rich"}),
+    ),
     "cli": Allowed(_EVERYTHING_BUT_SERVE | {"conformance", "serve"}, None),
     "__main__": Allowed(_WORDS | {"cli", "storage"}, frozenset({"typer"})),
 }

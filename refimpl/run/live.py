@@ -37,13 +37,13 @@ from refimpl.messages import (
     Withdraw,
 )
 from refimpl.model.choice import GREEDY, Sampling
-from refimpl.run.arrivals import Arrivals
 from refimpl.run.hands import Produced, TorchHands
 from refimpl.run.live_loop import Inbox, LiveLoop, Stepped, WallExecutor
 from refimpl.run.live_storage import LiveStorage, Opener
 from refimpl.run.pump import Pump
 from refimpl.run.record import Record
 from refimpl.units import NS_PER_S
+from refimpl.workload.arrivals import Arrivals
 from refimpl.workload.request import RequestSpec, Workload
 
 DRAIN_S: Final = 30  # for what is in flight when all requests are over

@@ -15,8 +15,8 @@ from refimpl.cluster.router import Router
 from refimpl.core.engine import Engine
 from refimpl.keys import PageKey, namespace_seed
 from refimpl.messages import Answer, AnyEvent, Command, Reply, Step, Submit, Tick
-from refimpl.run.arrivals import Arrivals
 from refimpl.run.record import Record
+from refimpl.workload.arrivals import Arrivals
 from refimpl.workload.request import RequestSpec, Workload
 
 

@@ -1,6 +1,6 @@
 """When each request of a workload is sent: timestamps, finished predecessors, a cap in flight.
 
-Must not know: engines, instances, tokens. Called by: world.
+Must not know: engines, instances, tokens. Called by: run, perf.
 """
 
 from __future__ import annotations
