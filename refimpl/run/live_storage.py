@@ -48,10 +48,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """A backend that is connected, and the names that pages have in it."""
+    """A backend that is connected, and the names that pages have in it.
+
+    Not ``is_writer``: another rank writes the same pages, so that writing is done without a call.
+    """
 
     backend: Backend
     namespace: Namespace
+    is_writer: bool = True
 
 
 Opener: TypeAlias = Callable[[str, str], OpenStore]  # (backend, extra config)
@@ -231,6 +235,8 @@ class LiveStorage:
 
     def _set(self, store: OpenStore, keys: Sequence[PageKey], slots: Sequence[int]) -> list[bool]:
         """Write what is not there yet, [key]: which are there now."""
+        if not store.is_writer:
+            return [True] * len(keys)
         there = self._exists(store, keys)
         missing = [at for at, is_there in enumerate(there) if not is_there]
         if not missing:

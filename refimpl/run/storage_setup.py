@@ -5,17 +5,25 @@ Must not know: pumps, the engine. Called by: whoever serves a model, the server.
 
 from __future__ import annotations
 
+import logging
+
+import msgspec
+
 import refimpl.run.dynamic  # noqa: F401  # registers the backend of that name
+from refimpl.config import require
 from refimpl.memory.pool import Pool
 from refimpl.model.transformer import Transformer
 from refimpl.model.weights import fingerprint
-from refimpl.run.extra_config import read_extra_config
+from refimpl.run.extra_config import ExtraConfig, read_extra_config
 from refimpl.run.host_pool_view import HostPoolView
 from refimpl.run.live_storage import OpenStore
 from refimpl.storage.backend import Setting
 from refimpl.storage.extra import text_of
-from refimpl.storage.names import Identity, namespace_of
+from refimpl.storage.names import Identity, Namespace, namespace_of
+from refimpl.storage.split_heads import Part, SplitHeads, heads_of
 from refimpl.storage.stack import open_storage
+
+_log = logging.getLogger(__name__)
 
 
 def identity_of(
@@ -39,7 +47,10 @@ def identity_of(
 
 
 class StoreOpener:
-    """Opens any backend for the pages of one host pool."""
+    """Opens any backend for the pages of one rank's host pool.
+
+    Of a latent cache, which is the same on all ranks, rank 0 alone writes.
+    """
 
     def __init__(self, identity: Identity, host: Pool) -> None:
         self.identity = identity
@@ -48,9 +59,49 @@ class StoreOpener:
     def __call__(self, backend: str, extra_config: str) -> OpenStore:
         """Connect. Raises ConfigError for keys that can't be, StorageError when there is no store."""
         extra = read_extra_config(extra_config or None, backend)
+        identity, lcm = self.identity, extra.tp_lcm_size
+        is_writer = not identity.is_mla or identity.tp_rank == 0
+        if lcm is not None:
+            require(
+                lcm >= 1 and lcm % identity.tp_size == 0,
+                f"tp_lcm_size must be divisible by tp_size: {lcm} is not by {identity.tp_size}",
+            )
+        if lcm in (None, identity.tp_size) or identity.is_mla:
+            setting = self._setting(backend, extra, identity)
+            return OpenStore(open_storage(backend, setting), setting.namespace, is_writer)
+        assert lcm is not None
+        if self._host.layout != "page_head":
+            _log.warning(
+                "tp_lcm_size has no effect with --hicache-mem-layout %s: page_head shares pages"
+                " between instances of different TP",
+                self._host.layout,
+            )
+            setting = self._setting(backend, extra, identity)
+            return OpenStore(open_storage(backend, setting), setting.namespace)
+        return OpenStore(self._split(backend, extra, lcm), Namespace())
+
+    def _split(self, backend: str, extra: ExtraConfig, lcm: int) -> SplitHeads:
+        """A store for each rank of TP ``lcm`` whose heads are on this one."""
+        rank, size, total = self.identity.tp_rank, self.identity.tp_size, self.identity.kv_heads
+        ours, _ = heads_of(total, rank, size)
+        count = lcm // size
+        parts: list[Part] = []
+        try:
+            for virtual in range(rank * count, (rank + 1) * count):
+                first, last = heads_of(total, virtual, lcm)
+                named = msgspec.structs.replace(self.identity, tp_rank=virtual, tp_size=lcm)
+                setting = self._setting(backend, extra, named)
+                store = open_storage(backend, setting)
+                parts.append(Part(store, setting.namespace, first - ours, last - ours))
+        except BaseException:
+            for part in parts:
+                part.backend.close()
+            raise
+        return SplitHeads(parts, self._host.geometry.heads)
+
+    def _setting(self, backend: str, extra: ExtraConfig, identity: Identity) -> Setting:
         tag = text_of(extra.backend, "extra_backend_tag")
-        namespace = namespace_of(backend, self.identity, compat=extra.compat, tag=tag)
+        namespace = namespace_of(backend, identity, compat=extra.compat, tag=tag)
         memory: memoryview = self._host.words().data
         view = HostPoolView(self._host)
-        setting = Setting(self.identity, namespace, extra.backend, (memory.cast("B"),), view)
-        return OpenStore(open_storage(backend, setting), namespace)
+        return Setting(identity, namespace, extra.backend, (memory.cast("B"),), view)
