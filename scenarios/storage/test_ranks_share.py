@@ -1,0 +1,212 @@
+"""Ranks and L3: instances of different TP share pages to the bit, one rank writes what is the same on all."""
+
+from __future__ import annotations
+
+import json
+from itertools import count, permutations
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="host pools need torch")
+
+from refimpl.config import ConfigError  # noqa: E402
+from refimpl.memory.layout import Geometry  # noqa: E402
+from refimpl.memory.pool import Pool  # noqa: E402
+from refimpl.messages import Fetch, Fetched, Store, Stored  # noqa: E402
+from refimpl.run.live_storage import LiveStorage  # noqa: E402
+from refimpl.run.storage_setup import StoreOpener  # noqa: E402
+from refimpl.storage.names import Identity  # noqa: E402
+
+PAGES = 6
+KEYS = [bytes([number]) * 32 for number in range(PAGES)]
+LAYERS, DIM, PAGE_SIZE = 2, 4, 4
+_ops = count(1)
+
+
+class RankStore:
+    """A host pool of one rank and its pumps to L3."""
+
+    def __init__(
+        self, rank: int, size: int, heads: int, backend: str, extra: dict[str, object], layout: str
+    ) -> None:
+        is_mla = heads == 0
+        own = 1 if is_mla else max(heads // size, 1)
+        geometry = Geometry(LAYERS, 1 if is_mla else 2, own, DIM, PAGE_SIZE, "float32")
+        self.pool = Pool(geometry, layout, PAGES)
+        self.rank, self.size, self.heads = rank, size, heads
+        identity = Identity(
+            model="model",
+            dtype="float32",
+            layout=layout,
+            page_size=PAGE_SIZE,
+            layers=LAYERS,
+            kv_heads=max(heads, 1),
+            head_dim=DIM,
+            is_mla=is_mla,
+            tp_rank=rank,
+            tp_size=size,
+        )
+        self._inbox: SimpleQueue[object] = SimpleQueue()
+        self.storage = LiveStorage(self.pool, StoreOpener(identity, self.pool), self._inbox)  # type: ignore[arg-type]
+        self.storage.open_now(backend, json.dumps(extra))
+
+    def store(self) -> int:
+        """Write all pages; how many are there now."""
+        self.storage.submit(Store(next(_ops), KEYS, list(range(PAGES))))
+        said = self._inbox.get(timeout=30)
+        assert isinstance(said, Stored)
+        return said.pages
+
+    def fetch(self) -> int:
+        """Read all pages over what is there; how many came."""
+        self.pool.tensor.fill_(float("nan"))
+        self.storage.submit(Fetch(next(_ops), KEYS, list(range(PAGES))))
+        while not isinstance(said := self._inbox.get(timeout=30), Fetched):
+            pass
+        return said.pages
+
+    def own_heads(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of ``[page, kv, layer, token, head, dim]``."""
+        if not self.heads:
+            return whole
+        first = self.rank * self.heads // self.size
+        return whole[..., first : first + self.pool.geometry.heads, :]
+
+    def fill(self, whole: torch.Tensor) -> None:
+        """Compute, as it were."""
+        self.pool.by_page().copy_(self.own_heads(whole))
+
+    def close(self) -> None:
+        self.storage.shut(is_idle=True)
+
+
+def instance(
+    size: int, heads: int, backend: str, extra: dict[str, object], layout: str = "page_head"
+) -> list[RankStore]:
+    return [RankStore(rank, size, heads, backend, extra, layout) for rank in range(size)]
+
+
+def whole_pages(heads: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    kvs = 2 if heads else 1
+    shape = (PAGES, kvs, LAYERS, PAGE_SIZE, max(heads, 1), DIM)
+    return torch.randn(shape, generator=generator)
+
+
+def extra_of(backend: str, folder: Path, **more: object) -> dict[str, object]:
+    where = {"file_storage_path": str(folder)} if backend == "file" else {"store": str(folder)}
+    return where | more
+
+
+def check_shared(
+    backend: str, extra: dict[str, object], heads: int, writer: int, reader: int
+) -> None:
+    whole = whole_pages(heads, writer)
+    ranks = instance(writer, heads, backend, extra)
+    for rank in ranks:
+        rank.fill(whole)
+        assert rank.store() == PAGES
+    others = instance(reader, heads, backend, extra)
+    for rank in others:
+        assert rank.fetch() == PAGES
+        assert torch.equal(rank.pool.by_page(), rank.own_heads(whole))
+    for rank in [*ranks, *others]:
+        rank.close()
+
+
+@pytest.mark.parametrize("backend", ["memory", "file"])
+@pytest.mark.parametrize("heads", [8, 2])
+@pytest.mark.parametrize(("writer", "reader"), list(permutations((2, 4, 8), 2)))
+def test_instances_of_different_tp_share_pages_bit_by_bit(
+    backend: str, heads: int, writer: int, reader: int, tmp_path: Path
+) -> None:
+    extra = extra_of(backend, tmp_path, tp_lcm_size=8, integrity="require")
+    check_shared(backend, extra, heads, writer, reader)
+
+
+def test_a_page_that_lacks_a_part_is_a_miss(tmp_path: Path) -> None:
+    extra = extra_of("file", tmp_path, tp_lcm_size=8)
+    whole = whole_pages(8, 1)
+    for rank in instance(8, 8, "file", extra):
+        rank.fill(whole)
+        if rank.rank != 5:
+            rank.store()
+        rank.close()
+    found = []
+    for rank in instance(2, 8, "file", extra):
+        found.append(rank.fetch())
+        rank.close()
+    assert found == [PAGES, 0]
+
+
+def test_ranks_do_not_read_one_another_under_one_key(tmp_path: Path) -> None:
+    """Field report G07."""
+    for backend in ("memory", "file"):
+        extra = extra_of(backend, tmp_path / backend)
+        ranks = instance(4, 8, backend, extra, "page_first")
+        for rank in ranks:
+            rank.pool.tensor.fill_(float(rank.rank))
+            assert rank.store() == PAGES
+        for rank in ranks:
+            assert rank.fetch() == PAGES
+            assert bool((rank.pool.tensor == rank.rank).all())
+            rank.close()
+
+
+def test_a_latent_cache_is_written_once_whatever_the_ranks(tmp_path: Path) -> None:
+    """Field reports O02, O04: one writer, one object a page, and every rank reads it."""
+    extra = extra_of("file", tmp_path)
+    whole = whole_pages(0, 1)
+    ranks = instance(8, 0, "file", extra, "page_first")
+    for rank in reversed(ranks):  # the others say that they have written, and have not
+        rank.fill(whole)
+        assert rank.store() == PAGES
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert len(files) == (PAGES if rank.rank == 0 else 0)
+    for rank in ranks:
+        assert rank.fetch() == PAGES
+        assert torch.equal(rank.pool.by_page(), whole)
+        rank.close()
+
+
+def test_a_replicated_pool_is_written_once_and_a_local_one_by_every_rank(tmp_path: Path) -> None:
+    """Field report O03: what one pool skips says nothing of the other."""
+    replicated, local = whole_pages(0, 1), whole_pages(8, 2)
+    pools = [
+        (instance(4, 0, "file", extra_of("file", tmp_path / "a"), "page_first"), replicated),
+        (instance(4, 8, "file", extra_of("file", tmp_path / "b"), "page_first"), local),
+    ]
+    for ranks, whole in pools:
+        for rank in ranks:
+            rank.fill(whole)
+            rank.store()
+    counts = [
+        len([path for path in (tmp_path / name).rglob("*") if path.is_file()]) for name in "ab"
+    ]
+    assert counts == [PAGES, 4 * PAGES]
+    for ranks, whole in pools:
+        for rank in ranks:
+            assert rank.fetch() == PAGES
+            assert torch.equal(rank.pool.by_page(), rank.own_heads(whole))
+            rank.close()
+
+
+@pytest.mark.parametrize(("lcm", "size", "heads"), [(6, 4, 8), (3, 1, 8), (12, 4, 8)])
+def test_sizes_that_do_not_go_together_are_refused(
+    lcm: int, size: int, heads: int, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="tp_lcm_size"):
+        RankStore(0, size, heads, "file", extra_of("file", tmp_path, tp_lcm_size=lcm), "page_head")
+
+
+def test_another_layout_shares_nothing_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    extra = extra_of("file", tmp_path, tp_lcm_size=8)
+    rank = RankStore(0, 2, 8, "file", extra, "page_first")
+    rank.fill(whole_pages(8, 1))
+    assert rank.store() == PAGES
+    rank.close()
+    assert "page_head" in caplog.text
