@@ -26,6 +26,7 @@ from refimpl.run.pump import JOIN_S
 from refimpl.units import NS_PER_MS
 
 POLL_NS: Final = 2 * NS_PER_MS  # how late rank 0 may hear of what another rank has done
+HANGING_S: Final = 1.0  # for a rank that has been waited for already
 LIMIT_S: Final = 5.0  # a rank that is silent for longer is taken for dead
 
 Minimum: TypeAlias = Callable[[Vector], Vector]  # all_reduce(MIN); raises RankError
@@ -142,8 +143,8 @@ class Follower(Protocol):
     def check(self) -> None:
         """Raise RankError if it has died."""
 
-    def join(self) -> None:
-        """Wait for its end, which it has been told of."""
+    def join(self, patience_s: float) -> None:
+        """Wait for its end, which it has been told of, so long."""
 
 
 class ThreadFollower:
@@ -173,9 +174,9 @@ class ThreadFollower:
             number = self._rank.ledger.rank
             raise RankError(f"rank {number} has died: {self._error!r}") from self._error
 
-    def join(self) -> None:
-        """Wait for its end."""
-        self._thread.join(JOIN_S)
+    def join(self, patience_s: float) -> None:
+        """Wait for its end; a thread that does not come to it is left behind."""
+        self._thread.join(patience_s)
 
 
 def follow(rank: Rank, next_step: Callable[[], Step]) -> None:
@@ -203,6 +204,7 @@ class RankGroup:
         self._own, self._followers = own, followers
         self._agreement = Agreement()
         self._orders: list[Command | Told] = []
+        self._has_failed = False
         self._last_ns = 0  # when the last step was taken
         self._has_news = False
 
@@ -230,6 +232,13 @@ class RankGroup:
 
     def pop_due(self, now: int) -> list[AnyEvent | Stepped]:
         """Take a step if there is reason to; what all ranks have done. Raises RankError."""
+        try:
+            return self._pop_due(now)
+        except BaseException:
+            self._has_failed = True
+            raise
+
+    def _pop_due(self, now: int) -> list[AnyEvent | Stepped]:
         self._has_news = self._own.collect() or self._has_news
         due = self.next_due()
         agreed = self._step(now) if due is not None and due <= now else []
@@ -282,7 +291,8 @@ class RankGroup:
         self._own.executor.check()
 
     def close(self, *, is_idle: bool = True) -> None:
-        """End all ranks."""
+        """End all ranks; none is waited for when one has failed: it may never answer."""
+        patience_s = HANGING_S if self._has_failed else JOIN_S
         orders, self._orders = self._orders, []
         for follower in self._followers:
             follower.send(Step(orders, is_last=True))
@@ -291,4 +301,4 @@ class RankGroup:
             self._own.executor.close(is_idle=is_idle)
         finally:
             for follower in self._followers:
-                follower.join()
+                follower.join(patience_s)

@@ -167,8 +167,8 @@ class ProcessFollower:
         self._process.join()
         self._pipe.close()
 
-    def join(self) -> None:
+    def join(self, patience_s: float) -> None:
         """Wait for its end; one that does not come to it is killed."""
         self._steps.put(None)
-        self._process.join(JOIN_S)
+        self._process.join(patience_s)
         self.kill()

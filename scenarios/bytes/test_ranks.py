@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="real bytes need torch")
 pytest.importorskip("numba", reason="io backend kernel needs numba")
 
+from refimpl.cluster.ranks import RankError  # noqa: E402
+from refimpl.core.engine import Engine  # noqa: E402
+from refimpl.run.live import run_live  # noqa: E402
 from refimpl.run.model_choice import ModelChoice  # noqa: E402
 from refimpl.run.options import Options  # noqa: E402
-from refimpl.run.rank_setup import RankChoice  # noqa: E402
+from refimpl.run.rank_group import Rank, RankGroup, Step  # noqa: E402
+from refimpl.run.rank_process import ProcessFollower  # noqa: E402
+from refimpl.run.rank_setup import RankChoice, instance_of  # noqa: E402
 from refimpl.run.real import Served, serve  # noqa: E402
 from refimpl.run.setup import Simulation  # noqa: E402
 from refimpl.workload.request import unscripted  # noqa: E402
@@ -65,3 +75,105 @@ def test_two_processes_give_the_tokens_of_one(tmp_path: Path) -> None:
     assert pair.outputs == alone.outputs
     assert pair.figures["pages_moved"]["load_back"] > 0
     assert pair.figures["hit_tokens"]["storage"] > 0
+
+
+# ---- agreement -----------------------------------------------------------------------------------
+
+
+class Counted:
+    """``all_reduce(MIN)`` that counts, and takes its time."""
+
+    def __init__(self, inner: Callable[[list[int]], list[int]], delay_s: float = 0) -> None:
+        self._inner, self._delay = inner, threading.Event()
+        self._delay_s, self.calls = delay_s, 0
+
+    def __call__(self, vector: list[int]) -> list[int]:
+        self.calls += 1
+        self._delay.wait(self._delay_s)
+        return self._inner(vector)
+
+
+def group_of(tp_size: int, limit_s: float = 30, transport: str = "thread") -> RankGroup:
+    choice = ModelChoice("tiny-gqa", "reference")
+    ranks = RankChoice(transport, limit_s)
+    group = instance_of(simulation(tp_size), choice, choice.open(0), "", ranks)
+    assert isinstance(group, RankGroup)
+    return group
+
+
+def test_there_is_no_agreement_while_nothing_is_in_flight() -> None:
+    """Field report A05: decode steps with no copy outstanding wait for nobody."""
+    group = group_of(2)
+    counted = group._own._minimum = Counted(group._own._minimum, delay_s=0.005)
+    steps: list[int] = []
+    take = group._own.take
+
+    def watched(step: Step) -> list[int] | None:
+        before = counted.calls
+        agreed = take(step)
+        assert counted.calls - before == (1 if step.ops else 0), "one agreement a step, or none"
+        steps.append(len(step.ops))
+        return agreed
+
+    group._own.take = watched  # type: ignore[method-assign]
+    run_live(Engine(simulation(2).engine), group, simulation(2).workload)
+    assert counted.calls == group.agreements > 0
+    assert steps.count(0) > len(steps) / 3  # most steps of a decode are such
+
+
+def test_ranks_take_the_same_steps_and_agree_on_the_same_ops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[int, list[tuple[int, ...]]] = {}
+    take = Rank.take
+
+    def watched(rank: Rank, step: Step) -> list[int] | None:
+        seen.setdefault(rank.ledger.rank, []).append(step.ops)
+        return take(rank, step)
+
+    monkeypatch.setattr(Rank, "take", watched)
+    run_live(Engine(simulation(4).engine), group_of(4), simulation(4).workload)
+    assert set(seen) == {0, 1, 2, 3}
+    own = seen.pop(0)[:-1]  # rank 0 hears of the end of the last requests by itself
+    assert all(each == own for each in seen.values())
+
+
+# ---- ranks that fail -----------------------------------------------------------------------------
+
+
+def test_a_thread_that_is_silent_is_noticed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_of(2, limit_s=1)
+    released = threading.Event()
+    take = Rank.take
+
+    def stuck(rank: Rank, step: Step) -> list[int] | None:
+        if rank.ledger.rank and step.ops:
+            released.wait(20)
+        return take(rank, step)
+
+    monkeypatch.setattr(Rank, "take", stuck)
+    begun = monotonic()
+    try:
+        with pytest.raises(RankError, match="rank 1 did not answer within 1 s"):
+            run_live(Engine(simulation(2).engine), group, simulation(2).workload)
+    finally:
+        released.set()
+    assert monotonic() - begun < 15
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "stopped"])
+def test_a_process_that_dies_or_stops_is_noticed_in_time(sign: signal.Signals) -> None:
+    group = group_of(2, limit_s=2, transport="process")
+    (follower,) = group._followers
+    assert isinstance(follower, ProcessFollower)
+    assert follower.pid is not None
+    killed: list[float] = []
+
+    def progress(_: int) -> None:
+        if not killed:
+            killed.append(monotonic())
+            os.kill(follower.pid or 0, sign)
+
+    with pytest.raises(RankError, match="rank"):
+        run_live(Engine(simulation(2).engine), group, simulation(2).workload, progress)
+    assert monotonic() - killed[0] < 15  # the limit, and what closing takes

@@ -18,6 +18,7 @@ from refimpl.messages import Fetch, Fetched, Store, Stored  # noqa: E402
 from refimpl.run.live_storage import LiveStorage  # noqa: E402
 from refimpl.run.storage_setup import StoreOpener  # noqa: E402
 from refimpl.storage.names import Identity  # noqa: E402
+from refimpl.storage.servers import mooncake_master  # noqa: E402
 
 PAGES = 6
 KEYS = [bytes([number]) * 32 for number in range(PAGES)]
@@ -124,6 +125,22 @@ def test_instances_of_different_tp_share_pages_bit_by_bit(
 ) -> None:
     extra = extra_of(backend, tmp_path, tp_lcm_size=8, integrity="require")
     check_shared(backend, extra, heads, writer, reader)
+
+
+@pytest.mark.slow
+@pytest.mark.live
+@pytest.mark.timeout(300)
+def test_instances_share_pages_in_mooncake(tmp_path: Path) -> None:
+    pytest.importorskip("mooncake.store", reason="mooncake is not installed, or lacks a library")
+    with mooncake_master(tmp_path / "master.log") as master:
+        for writer, reader in ((2, 4), (8, 2)):
+            extra: dict[str, object] = {
+                **master.extra_config,
+                "global_segment_size": "16mb",
+                "tp_lcm_size": 8,
+                "extra_backend_tag": f"{writer}to{reader}",
+            }
+            check_shared("mooncake", extra, 8, writer, reader)
 
 
 def test_a_page_that_lacks_a_part_is_a_miss(tmp_path: Path) -> None:
