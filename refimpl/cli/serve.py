@@ -52,6 +52,17 @@ Hands = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+RankTransport = Annotated[
+    str,
+    typer.Option(
+        help="ranks of --tp-size as thread (one copy of the weights) or process (torch.distributed)",
+        rich_help_panel=MODEL,
+    ),
+]
+RankTimeout = Annotated[
+    float,
+    typer.Option(help="seconds after which a silent rank is taken for dead", rich_help_panel=MODEL),
+]
 Host = Annotated[str, typer.Option(help="address", rich_help_panel=SERVER)]
 Port = Annotated[int, typer.Option(help="port; 0: any free one", rich_help_panel=SERVER)]
 ApiKey = Annotated[str | None, typer.Option(help="asked of every request", rich_help_panel=SERVER)]
@@ -80,6 +91,8 @@ def serve(
     dtype: Dtype = "auto",
     device: Device = "auto",
     hands: Hands = "torch",
+    rank_transport: RankTransport = "thread",
+    rank_timeout: RankTimeout = 5.0,
     host: Host = "127.0.0.1",
     port: Port = 30000,
     zmq_port: ZmqPort = None,
@@ -103,10 +116,12 @@ def serve(
             service = start_null_service(options, served_model_name or model_path)
         else:
             from refimpl.run.model_choice import ModelChoice
+            from refimpl.run.rank_setup import RankChoice
             from refimpl.serve.start import start_service
 
             choice = ModelChoice(model_path or "tiny-gqa", arithmetic, dtype, device)
-            service = start_service(options, choice, served_model_name)
+            ranks = RankChoice(rank_transport, rank_timeout)
+            service = start_service(options, choice, served_model_name, ranks)
     except ImportError as error:
         raise ConfigError(
             f"serve needs {error.name}: pip install -e '.[serve,torch,kernels]'"

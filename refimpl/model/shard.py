@@ -32,6 +32,7 @@ class Shard:
     def check(self, config: ModelConfig) -> None:
         """Raise ConfigError for a model that can't be split so."""
         heads, kv_heads = config.heads, config.kv_heads
+        require(self.size >= 1, f"--tp-size {self.size} must be at least 1")
         require(
             heads % self.size == 0,
             f"--tp-size {self.size} does not divide the {heads} heads of {config.name}",

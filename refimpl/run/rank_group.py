@@ -286,9 +286,13 @@ class RankGroup:
 
     def check(self) -> None:
         """Raise RankError if a rank has died, or what stopped rank 0's own hands."""
-        for follower in self._followers:
-            follower.check()
-        self._own.executor.check()
+        try:
+            for follower in self._followers:
+                follower.check()
+            self._own.executor.check()
+        except BaseException:
+            self._has_failed = True
+            raise
 
     def close(self, *, is_idle: bool = True) -> None:
         """End all ranks; none is waited for when one has failed: it may never answer."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from refimpl.config import require_choice
+from refimpl.config import require, require_choice
 from refimpl.model.catalog import Model
 from refimpl.model.shard import Shard
 from refimpl.run.live import LiveExecutor
@@ -59,6 +59,7 @@ def instance_of(
 ) -> LiveExecutor | RankGroup:
     """The executor of one instance with ``--tp-size`` ranks. Raises ConfigError, StorageError, RankError."""
     require_choice("--rank-transport", ranks.transport, TRANSPORTS)
+    require(ranks.limit_s > 0, f"--rank-timeout {ranks.limit_s} must be above 0 seconds")
     size = simulation.options.tp_size
     if size == 1:
         return executor_of(simulation, model, name)

@@ -197,8 +197,9 @@ class Bridge:
         with self._lock:
             self._is_taking = False
             changes = list(self._changes.items())
+        reason = STOPPED if self.error is None else f"{STOPPED} ({self.error})"
         for rid in list(self._asked):
-            self._end(rid, STOPPED)
+            self._end(rid, reason)
         self._refuse_questions()
         for kind, future in changes:
             future.set_result(Answer(kind, False, STOPPED.removeprefix("error: ")))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
 from time import monotonic
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import httpx
 import uvicorn
@@ -34,12 +34,15 @@ def serving(
     model: str = "tiny-gqa",
     keys: Keys | None = None,
     companions: Companions = lambda _: (),
+    ranks: Any = None,
 ) -> Iterator[tuple[str, Service]]:
     """(URL, service) with a model; at the end the server has stopped and all its threads have ended."""
     from refimpl.run.model_choice import ModelChoice
+    from refimpl.run.rank_setup import RankChoice
     from refimpl.serve.start import start_service
 
-    service = start_service(options, ModelChoice(model, "reference"))
+    choice = ModelChoice(model, "reference")
+    service = start_service(options, choice, ranks=ranks or RankChoice())
     with _running(service, keys, companions) as found:
         yield found
 
