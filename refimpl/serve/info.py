@@ -37,7 +37,8 @@ def text_routes(service: Service) -> APIRouter:
     """Tokens and text; flush."""
     router = APIRouter(tags=["SGLang"])
 
-    @router.api_route("/flush_cache", methods=["GET", "POST"])
+    @router.post("/flush_cache")
+    @router.get("/flush_cache", include_in_schema=False)
     async def flush_cache(timeout: float = 0) -> Response:
         clock = asyncio.get_running_loop().time
         end = clock() + min(max(timeout, 0), FLUSH_S_MAX)
