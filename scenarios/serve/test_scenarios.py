@@ -23,7 +23,9 @@ pytestmark = pytest.mark.live
 
 OPTIONS = Options(page_size=16, max_total_tokens=65_536)
 WORKLOADS = {
-    "shared prompt": "shared_prefix:groups=3,prompts_per_group=4,system_length=64,question_length=24,vocab=250",
+    "shared prompt": (
+        "shared_prefix:groups=3,prompts_per_group=4,system_length=64,question_length=24,vocab=250"
+    ),
     "retrieval": "rag:requests=10,vocab=250",
     "long document": "long_document:documents=2,vocab=250",
 }
