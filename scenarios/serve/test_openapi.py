@@ -54,7 +54,7 @@ def shorten(body: Any) -> None:
     if not isinstance(body, dict):
         return
     for key in ("max_tokens", "max_completion_tokens", "max_new_tokens"):
-        if body.get(key) is None or isinstance(body[key], int) and body[key] > SHORT:
+        if body.get(key) is None or (isinstance(body[key], int) and body[key] > SHORT):
             body[key] = SHORT
     if isinstance(body.get("n"), int) and body["n"] > SHORT:
         body["n"] = SHORT
