@@ -75,12 +75,3 @@ class Answer:
             self.failed(NO_TOKEN)
         if not self.finish:
             self.failed("the stream ended without a finish reason")
-
-    @property
-    def tpot_ns(self) -> int | None:
-        """Time for each output token after the first; None with fewer than two, or uncounted ones."""
-        if self.first_token_ns is None or self.last_token_ns is None:
-            return None
-        if self.output_tokens is None or self.output_tokens < 2:
-            return None
-        return (self.last_token_ns - self.first_token_ns) // (self.output_tokens - 1)

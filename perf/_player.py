@@ -187,7 +187,7 @@ def _report(fire: Fire, part: Part, row: Row, answer: Answer) -> None:
     samples = [
         ("TTFT", row.ttft_ns),
         ("TTFT from due", row.ttft_intended_ns),
-        ("TPOT", answer.tpot_ns),
+        ("TPOT", row.tpot_ns),
         *(("ITL", gap) for gap in answer.gaps_ns),
     ]
     fire(

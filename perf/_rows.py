@@ -47,6 +47,12 @@ class Row(NamedTuple):
         return _between(self.intended_ns, self.first_token_ns)
 
     @property
+    def tpot_ns(self) -> int | None:
+        """Time for each output token after the first; None with fewer than two, or uncounted ones."""
+        span_ns, tokens = _between(self.first_token_ns, self.last_token_ns), self.output_tokens
+        return None if span_ns is None or tokens is None or tokens < 2 else span_ns // (tokens - 1)
+
+    @property
     def end_to_end_ns(self) -> int | None:
         """From being sent to the end."""
         return _between(self.sent_ns, self.end_ns)

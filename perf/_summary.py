@@ -74,7 +74,7 @@ def _times(groups: dict[tuple[str, str], list[Row]]) -> Table:
             str(failed),
             _percentiles(good, lambda row: row.ttft_intended_ns),
             _percentiles(good, lambda row: row.ttft_ns),
-            _percentiles(good, _tpot_ns),
+            _percentiles(good, lambda row: row.tpot_ns),
             _percentiles(good, lambda row: row.end_to_end_ns),
         )
     return table
@@ -120,14 +120,6 @@ def _percentiles(rows: Sequence[Row], of: Callable[[Row], int | None]) -> str:
     if not ordered:
         return _UNKNOWN
     return " / ".join(f"{nearest_rank(ordered, p) / NS_PER_MS:.1f}" for p in _PERCENTS)
-
-
-def _tpot_ns(row: Row) -> int | None:
-    """Time for each output token after the first."""
-    if row.first_token_ns is None or row.last_token_ns is None or (row.output_tokens or 0) < 2:
-        return None
-    assert row.output_tokens is not None
-    return (row.last_token_ns - row.first_token_ns) // (row.output_tokens - 1)
 
 
 def _output_tokens(rows: Sequence[Row]) -> tuple[int, bool]:

@@ -34,6 +34,25 @@ def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     require(value in choices, f"{name} {value!r} is unknown; choose one of {', '.join(choices)}")
 
 
+def require_splittable(model: str, tp_size: int, heads: int, kv_heads: int) -> None:
+    """Raise ConfigError unless a model's heads go over so many ranks; ``kv_heads`` 0: a latent cache."""
+    require(tp_size >= 1, f"--tp-size {tp_size} must be at least 1")
+    require(
+        heads % tp_size == 0,
+        f"--tp-size {tp_size} does not divide the {heads} heads of {model}",
+    )
+    require(
+        not kv_heads or kv_heads % tp_size == 0 or tp_size % kv_heads == 0,
+        f"--tp-size {tp_size} can't split or repeat the {kv_heads} KV heads of {model}",
+    )
+
+
+def kv_heads_of(total: int, rank: int, size: int) -> tuple[int, int]:
+    """First and past the last of ``total`` KV heads on a rank; one is repeated where ranks are more."""
+    first = rank * total // size
+    return first, first + max(total // size, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class EvictionConfig:
     """Order in which both tiers give up pages. The numbers serve slru and tlru alone (spec 2.9)."""

@@ -12,29 +12,15 @@ import pytest
 
 from refimpl.cluster.ranks import Vector, minimum
 from scenarios.rank_swarm import Reduce, run_ranks
+from scenarios.swarm_batches import parametrize_seeds
 
-BATCH: Final = 10
 SEEDS: Final = 40
 SLOW_SEEDS: Final = 500
 TWICE: Final = 10
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "seeds" not in metafunc.fixturenames:
-        return
-    seed = metafunc.config.getoption("--swarm-seed")
-    if seed is not None:
-        metafunc.parametrize("seeds", [pytest.param(range(seed, seed + 1), id=f"seed{seed}")])
-        return
-    batches = [
-        pytest.param(
-            range(first, first + BATCH),
-            id=f"{first}to{first + BATCH - 1}",
-            marks=[] if first < SEEDS else [pytest.mark.slow],
-        )
-        for first in range(0, SEEDS + SLOW_SEEDS, BATCH)
-    ]
-    metafunc.parametrize("seeds", batches)
+    parametrize_seeds(metafunc, SEEDS, SLOW_SEEDS)
 
 
 def test_ranks_that_differ_are_one_instance(seeds: range) -> None:

@@ -11,29 +11,15 @@ from typing import Final
 import pytest
 
 from scenarios.swarm import Outcome, run_seed
+from scenarios.swarm_batches import parametrize_seeds
 
-BATCH: Final = 10  # seeds in one test, so that workers share them without much overhead
 SEEDS: Final = 200
 SLOW_SEEDS: Final = 1000
 TWICE: Final = 5  # every so many seeds are run again and must decide the same
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "seeds" not in metafunc.fixturenames:
-        return
-    seed = metafunc.config.getoption("--swarm-seed")
-    if seed is not None:
-        metafunc.parametrize("seeds", [pytest.param(range(seed, seed + 1), id=f"seed{seed}")])
-        return
-    batches = [
-        pytest.param(
-            range(first, first + BATCH),
-            id=f"{first}to{first + BATCH - 1}",
-            marks=[] if first < SEEDS else [pytest.mark.slow],
-        )
-        for first in range(0, SEEDS + SLOW_SEEDS, BATCH)
-    ]
-    metafunc.parametrize("seeds", batches)
+    parametrize_seeds(metafunc, SEEDS, SLOW_SEEDS)
 
 
 def test_a_world_survives_what_a_seed_does_to_it(seeds: range) -> None:

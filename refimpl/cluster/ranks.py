@@ -3,7 +3,8 @@
 The brain lives on rank 0. A step is one broadcast of orders, and, while ops are in flight, one
 ``all_reduce(MIN)`` over a vector with two entries an op. Which collectives a rank takes part in is said
 by the orders alone, never by what that rank knows by itself, so all ranks issue the same sequence.
-Must not know: what carries the messages, what carries out the orders. Called by: rank_group, virtual_ranks.
+Must not know: what carries the messages, what carries out the orders. Called by: rank_group, rank_process,
+meeting, virtual_ranks.
 """
 
 from __future__ import annotations
@@ -95,9 +96,6 @@ class RankLedger:
             if agreed[_ENTRIES * at]:
                 assert self._ended.get(op), f"op {op} has ended for all ranks, and not here"
                 del self._pages[op], self._ended[op]
-
-    def __len__(self) -> int:
-        return len(self._pages)
 
 
 class Agreement:

@@ -288,16 +288,6 @@ class Tree:
 
     # ---- locks ----------------------------------------------------------------------------------
 
-    def pinned_l1_pages(self) -> int:
-        """L1 pages that can't be evicted now. Visits the children of pinned nodes, and of the root."""
-        pages, pinned = 0, [self.root]
-        while pinned:
-            for child in pinned.pop().children.values():
-                if child.locks:
-                    pages += child.l1_end
-                    pinned.append(child)
-        return pages
-
     def pin(self, page: Page) -> None:
         """Keep both copies of ``page`` and of everything above it."""
         page.pins += 1

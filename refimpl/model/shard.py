@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from refimpl.config import require
+from refimpl.config import kv_heads_of, require_splittable
 from refimpl.model.config import ModelConfig
 
 # [token, part] of this rank -> [token, all parts] in the order of ranks, which may differ in width.
@@ -31,24 +31,13 @@ class Shard:
 
     def check(self, config: ModelConfig) -> None:
         """Raise ConfigError for a model that can't be split so."""
-        heads, kv_heads = config.heads, config.kv_heads
-        require(self.size >= 1, f"--tp-size {self.size} must be at least 1")
-        require(
-            heads % self.size == 0,
-            f"--tp-size {self.size} does not divide the {heads} heads of {config.name}",
-        )
-        require(
-            config.mla is not None or kv_heads % self.size == 0 or self.size % kv_heads == 0,
-            f"--tp-size {self.size} can't split or repeat the {kv_heads} KV heads of {config.name}",
-        )
+        kv_heads = 0 if config.mla else config.kv_heads
+        require_splittable(config.name, self.size, config.heads, kv_heads)
 
     def cached_heads(self, config: ModelConfig) -> int:
         """Heads axis of this rank's KV pools."""
-        return 1 if config.mla else max(config.kv_heads // self.size, 1)
-
-    def first_kv_head(self, config: ModelConfig) -> int:
-        """Which head of the model its first one is; a head is repeated where there are more ranks."""
-        return self.rank * config.kv_heads // self.size
+        first, last = kv_heads_of(config.cached_heads, self.rank, self.size)
+        return last - first
 
     def heads(self, weight: Tensor, first: int, count: int, total: int) -> Tensor:
         """The rows of ``count`` heads from ``first`` on, of a weight or bias of ``total`` heads."""

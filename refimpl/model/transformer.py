@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from refimpl.config import kv_heads_of
 from refimpl.model.arithmetic import Arithmetic
 from refimpl.model.config import ModelConfig
 from refimpl.model.paged import Chunk, KvView, Plan, plan
@@ -245,6 +246,6 @@ def _part(name: str, weight: Tensor, config: ModelConfig, shard: Shard) -> Tenso
         count = config.heads // shard.size
         return shard.heads(weight, shard.rank * count, count, config.heads)
     if name.startswith(("self_attn.k_proj", "self_attn.v_proj")):
-        first, count = shard.first_kv_head(config), shard.cached_heads(config)
-        return shard.heads(weight, first, count, config.kv_heads)
+        first, last = kv_heads_of(config.kv_heads, shard.rank, shard.size)
+        return shard.heads(weight, first, last - first, config.kv_heads)
     return shard.columns(weight)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from refimpl.config import Transfer, require
+from refimpl.config import Transfer, require, require_splittable
 from refimpl.run.hardware import GIB, Hardware, Model, storage_named
 from refimpl.storage.backend import BATCH_NAMES
 from refimpl.units import NS_PER_S, ceil_div
@@ -50,7 +50,7 @@ class Cost:
         page_size: int,
         storage: str = "memory",
     ) -> None:
-        _require_splittable(model, tp_size)
+        require_splittable(model.name, tp_size, model.heads, 0 if model.is_mla else model.kv_heads)
         self.hardware, self.model, self.tp_size = hardware, model, tp_size
         self.transfer, self.page_size = transfer, page_size
         self.storage = storage_named(storage)
@@ -236,18 +236,6 @@ class Cost:
             f" at --tp-size {self.tp_size}: raise --tp-size or --mem-fraction-static",
         )
         return pages * self.page_size
-
-
-def _require_splittable(model: Model, tp_size: int) -> None:
-    require(tp_size >= 1, f"--tp-size {tp_size} must be at least 1")
-    require(
-        model.heads % tp_size == 0,
-        f"--tp-size {tp_size} does not divide the {model.heads} heads of {model.name}",
-    )
-    require(
-        model.is_mla or model.kv_heads % tp_size == 0 or tp_size % model.kv_heads == 0,
-        f"--tp-size {tp_size} can't split or repeat the {model.kv_heads} KV heads of {model.name}",
-    )
 
 
 def _kv_bytes_per_token(model: Model, tp_size: int) -> int:

@@ -2,7 +2,7 @@
 
 Every decision is the one a real instance would take; a batch ends when the cost model says so. Tokens
 depend on prompt, sampling and position alone, so that the cache can change none.
-Must not know: tensors, what an engine decides, HTTP. Called by: the server, bench.
+Must not know: tensors, what an engine decides, HTTP. Called by: the server.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Rank 0 is where the engine is. In one step it broadcasts what was ordered since 
 own part, and agrees with the others on the ops in flight; with none in flight there is no agreement.
 A step is taken when something was ordered, when rank 0's own part has moved on, and else every
 ``POLL_NS`` while ops are in flight. A decode is ordered step by step, so that all ranks end it alike.
-Must not know: what carries messages between ranks, what an engine decides. Called by: real, the server.
+Must not know: what carries messages between ranks, what an engine decides. Called by: rank_setup.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from refimpl.messages import AnyEvent, BatchDone, Command, CutBatch, Reply, RunB
 from refimpl.model.choice import GREEDY, Sampling
 from refimpl.run.live import LiveExecutor
 from refimpl.run.live_loop import Inbox, Question, Stepped
+from refimpl.run.live_storage import HANGING_S
 from refimpl.run.pump import JOIN_S
 from refimpl.units import NS_PER_MS
 
 POLL_NS: Final = 2 * NS_PER_MS  # how late rank 0 may hear of what another rank has done
-HANGING_S: Final = 1.0  # for a rank that has been waited for already
 LIMIT_S: Final = 5.0  # a rank that is silent for longer is taken for dead
 
 Minimum: TypeAlias = Callable[[Vector], Vector]  # all_reduce(MIN); raises RankError

@@ -1,7 +1,7 @@
 """Ranks as processes of their own: orders through pipes, agreement and computing over ``torch.distributed``.
 
 Rank 0 is the process that starts the others. A rank ends when its pipe does, so none outlives rank 0.
-Must not know: what an engine decides, HTTP. Called by: real.
+Must not know: what an engine decides, HTTP. Called by: rank_setup.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 So that ranks can differ: one sees fewer pages, answers late, answers short. They agree inline, with the same
 ledgers and the same rule as ranks in threads and processes.
-Must not know: what an engine decides, requests. Called by: setup, the rank swarm.
+Must not know: what an engine decides, requests. Called by: scenarios.
 """
 
 from __future__ import annotations
@@ -57,11 +57,6 @@ class VirtualRanks:
         self._reduce = reduce
         self._agreement = Agreement()
         self._batch: list[BatchDone] = []  # of the batch in flight, the ranks that have ended
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing is in progress on any rank."""
-        return self.next_due() is None
 
     def tell(self, message: Submit | Reply) -> None:
         """A request begins or ends, which takes lanes no time."""

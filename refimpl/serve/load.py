@@ -1,6 +1,6 @@
 """How busy an engine is: one snapshot, taken on its thread between two turns.
 
-Must not know: routes, Prometheus. Called by: loads, gauges.
+Must not know: routes, Prometheus. Called by: loads, load_publisher, gauges.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def load_of(engine: Engine, metrics: Metrics, now: int) -> Load:
     """The load at ``now`` ns of the engine's loop."""
     cache, page = engine.cache, metrics.page_size
     device, host, ops = cache.device.pool, cache.host.pool, cache.ops
-    in_tree = device.used - sum(len(request.slots) for request in engine.requests())
-    evictable = max(in_tree - cache.tree.pinned_l1_pages(), 0)
+    evictable = cache.tree.l1_resident - cache.tree.l1_protected
     return Load(
         running=engine.running,
         waiting=engine.waiting,

@@ -86,8 +86,7 @@ class Metrics:
         self.labels = {"model_name": model, "engine_type": "unified"}
         self.page_size = page_size
         self.hit_tokens = dict.fromkeys(TIERS, 0)
-        self.prompt_tokens = 0  # of all that were admitted, and so the two beside it
-        self.computed_tokens = 0
+        self.prompt_tokens = 0  # of all that were admitted
         self.prefetches = dict.fromkeys(OUTCOMES, 0)
         self.last_hit_rate = 0.0  # of the last batch that admitted somebody
         self.prefill_busy_ns = 0
@@ -239,6 +238,11 @@ class Metrics:
     # ---- read at a scrape -----------------------------------------------------------------------
 
     @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were found in no tier."""
+        return self.prompt_tokens - sum(self.hit_tokens.values())
+
+    @property
     def waiting_uncached_tokens(self) -> int:
         """Prompt tokens of waiting requests that were in no local tier when they came."""
         return sum(self._uncached.values())
@@ -275,7 +279,6 @@ class Metrics:
         self._prompt_tokens.inc(fact.prompt_tokens)
         self._skipped_tokens.inc(_hits(fact))
         computed = fact.prompt_tokens - _hits(fact)
-        self.computed_tokens += computed
         self._effective.inc(computed)
         self._uncached_prompt.observe(computed)
 

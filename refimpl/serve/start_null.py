@@ -1,7 +1,7 @@
 """A service without a model: the simulator's timing on the wall clock, made-up answers.
 
 It takes the tokens of the model that it imitates; text goes through as bytes. Must not know: tensors.
-Called by: the command line, bench, scenarios.
+Called by: the command line, scenarios.
 """
 
 from __future__ import annotations

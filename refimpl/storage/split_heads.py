@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from refimpl.config import require
+from refimpl.config import kv_heads_of, require
 from refimpl.storage.backend import Backend, HostPage
 from refimpl.storage.names import Namespace
 
@@ -26,16 +26,12 @@ class Part:
 
 
 def heads_of(total: int, rank: int, size: int) -> tuple[int, int]:
-    """First and past the last of ``total`` heads on a rank; a head is repeated where there are more ranks.
-
-    Raises ConfigError where neither number divides the other.
-    """
+    """As ``kv_heads_of``; raises ConfigError where neither number divides the other."""
     require(
         total % size == 0 or size % total == 0,
         f"tp_lcm_size {size} can't split or repeat the {total} KV heads of the model",
     )
-    first = rank * total // size
-    return first, first + max(total // size, 1)
+    return kv_heads_of(total, rank, size)
 
 
 class SplitHeads:
