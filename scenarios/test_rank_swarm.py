@@ -10,7 +10,8 @@ from typing import Final
 
 import pytest
 
-from refimpl.cluster.ranks import Vector, minimum
+from refimpl.cluster.ranks import RankLedger, Vector, minimum
+from refimpl.messages import CloseStorage, StorageClosed, StorageOpened
 from scenarios.rank_swarm import Reduce, run_ranks
 from scenarios.swarm_batches import parametrize_seeds
 
@@ -62,3 +63,13 @@ def test_without_the_minimum_the_swarm_fails(reduce: Reduce) -> None:
         except AssertionError as error:
             failures += ": AssertionError:" in str(error)  # of a check, not of broken code
     assert failures > 2
+
+
+def test_a_store_that_did_not_close_is_still_attached() -> None:
+    """As the brain has it: else the next detach is skipped on every rank, and nobody answers it."""
+    ledger = RankLedger(0)
+    ledger.note(StorageOpened())
+    ledger.note(StorageClosed("the store is busy"))
+    assert not ledger.skips(CloseStorage())
+    ledger.note(StorageClosed())
+    assert ledger.skips(CloseStorage())

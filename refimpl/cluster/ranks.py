@@ -67,7 +67,8 @@ class RankLedger:
     def note(self, event: OfAnOp) -> None:
         """Something happened to an op on this rank."""
         if isinstance(event, StorageOpened | StorageClosed):
-            self.is_attached = isinstance(event, StorageOpened) and not event.error
+            # One that failed to open is not there; one that failed to close still is.
+            self.is_attached = isinstance(event, StorageOpened) != bool(event.error)
             self._pages[CHANGE] = -1 - self.rank if event.error else 1
             self._ended[CHANGE] = True
         else:
