@@ -130,6 +130,12 @@ class DetachStorage(Event, frozen=True, gc=False):
     drain: str = "none"
 
 
+class ClearStorage(Event, frozen=True, gc=False):
+    """Delete what L3 holds of this instance's namespace; L1 and L2 keep what they have."""
+
+    drain: str = "none"
+
+
 class StorageOpened(Event, frozen=True, gc=False):
     """Completes ``OpenStorage``; ``error`` is empty on success."""
 
@@ -138,6 +144,12 @@ class StorageOpened(Event, frozen=True, gc=False):
 
 class StorageClosed(Event, frozen=True, gc=False):
     """Completes ``CloseStorage``; ``error`` is empty on success."""
+
+    error: str = ""
+
+
+class StorageEmptied(Event, frozen=True, gc=False):
+    """Completes ``EmptyStorage``; ``error`` is empty on success."""
 
     error: str = ""
 
@@ -253,6 +265,10 @@ class CloseStorage(Command, frozen=True, gc=False):
     """Stop using L3 and let its backend go."""
 
 
+class EmptyStorage(Command, frozen=True, gc=False):
+    """Delete the pages of this instance's namespace from L3."""
+
+
 class Reply(Command, frozen=True, gc=False):
     """To the client of ``rid``: its first token, or its end with a reason."""
 
@@ -262,7 +278,7 @@ class Reply(Command, frozen=True, gc=False):
 
 
 class Answer(Command, frozen=True, gc=False):
-    """To whoever asked for an attach, a detach or a flush: whether it was done."""
+    """To whoever asked for an attach, a detach, a clear or a flush: whether it was done."""
 
     request: str
     ok: bool
@@ -397,4 +413,5 @@ Step.NOTHING = Step([], [])
 AnyEvent: TypeAlias = (
     Submit | Abort | Tick | BatchDone | BackedUp | Probed | Landed | Fetched | Stored
     | AttachStorage | DetachStorage | StorageOpened | StorageClosed | Flush
+    | ClearStorage | StorageEmptied
 )  # fmt: skip

@@ -23,6 +23,7 @@ from refimpl.messages import (
     Answer,
     AnyEvent,
     AttachStorage,
+    ClearStorage,
     DetachStorage,
     Flush,
     Prefetch,
@@ -195,9 +196,11 @@ class Swarm:
 
     def _change(self) -> AnyEvent:
         random = self._random
-        match random.below(4):
+        match random.below(5):
             case 0:
                 return Flush()
+            case 4:
+                return ClearStorage(pick(random, DRAINS))
             case 1:
                 return DetachStorage(pick(random, DRAINS))
             case _:

@@ -35,6 +35,7 @@ from refimpl.messages import (
     Admitted,
     AttachStorage,
     BackUp,
+    ClearStorage,
     DetachStorage,
     Fetch,
     Flush,
@@ -165,6 +166,11 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(drain=st.sampled_from(["none", "queue", "refuse"]))
     def detach(self, drain: str) -> None:
         self.note(self.table.tell(DetachStorage(drain)))
+
+    @precondition(lambda self: self.rids % 4 == 1)
+    @rule(drain=st.sampled_from(["none", "queue", "refuse"]))
+    def clear(self, drain: str) -> None:
+        self.note(self.table.tell(ClearStorage(drain)))
 
     @rule(prompt=prompts, space=spaces)
     def another_instance_stores(self, prompt: str, space: tuple[str | None, ...]) -> None:

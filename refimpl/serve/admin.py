@@ -1,4 +1,4 @@
-"""Attach and detach of L3 at run time (mission M7, spec 7), and who may ask for it.
+"""Attach, detach and clear of L3 at run time (mission M7, spec 7), and who may ask for it.
 
 Must not know: how a backend is opened. Called by: app.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict
 
 from refimpl.config import ConfigError, PrefetchConfig, require
-from refimpl.messages import AttachStorage, DetachStorage
+from refimpl.messages import AttachStorage, ClearStorage, DetachStorage
 from refimpl.run.extra_config import prefetch_of, read_extra_config
 from refimpl.serve.errors import RequestError
 from refimpl.serve.service import Service, Storage
@@ -125,7 +126,40 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
         service.storage.backend = service.storage.extra_config = None
         return PlainTextResponse(f"HiCache storage backend detached.\n{answer.message}\n")
 
+    @router.post(f"{path}/clear")
+    async def clear() -> Response:
+        answer = await asyncio.wrap_future(service.bridge.change(ClearStorage()))
+        if not answer.ok:
+            failed = "Failed to clear the hierarchical cache storage backend.\n"
+            return PlainTextResponse(f"{failed}{answer.message}\n", 400)
+        return PlainTextResponse("Hierarchical cache storage backend cleared.\n")
+
+    @router.get("/get_hicache_l3_cache_layout")
+    async def layout() -> JSONResponse:
+        return JSONResponse(layout_of(service))
+
     return router
+
+
+def layout_of(service: Service) -> dict[str, Any]:
+    """How pages lie in L3: a page is one object a rank, named prefix, key in hexadecimal, suffix."""
+    told: dict[str, Any] = {
+        "enabled": service.storage.backend is not None,
+        "backend": service.storage.backend,
+        "page_size": service.engine.cache.page_size,
+    }
+    if not told["enabled"]:
+        return told | {"hicache_object_layout": None, "reason": "no storage backend is attached"}
+    names = service.bridge.names()
+    told["hicache_object_layout"] = {
+        "pools": ["kv"],
+        "key_prefix": names.prefix if names else "",
+        "key_suffix": names.suffix if names else "",
+        "is_mla_backend": service.model.is_mla,
+        "pp_rank": 0,
+        "pp_size": 1,
+    }
+    return told
 
 
 def _prefetch(service: Service, backend: str, extra: str | None) -> PrefetchConfig:

@@ -76,6 +76,10 @@ def info_routes(service: Service) -> APIRouter:
     async def health() -> Response:
         return Response(status_code=200 if service.bridge.is_healthy else 503)
 
+    @router.get("/ready")
+    async def ready() -> Response:
+        return Response(status_code=200 if service.bridge.is_ready else 503)
+
     @router.get("/health_generate")
     async def health_generate() -> Response:
         if not service.bridge.is_healthy:

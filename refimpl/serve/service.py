@@ -54,6 +54,7 @@ class Served:
     vocab: int
     positions_max: int
     has_logprobs: bool = True  # what only a model knows
+    is_mla: bool = False
 
 
 @dataclass(slots=True)
