@@ -17,6 +17,7 @@ from refimpl.config import ConfigError, PrefetchConfig, require
 from refimpl.messages import AttachStorage, ClearStorage, DetachStorage
 from refimpl.run.extra_config import prefetch_of, read_extra_config
 from refimpl.serve.errors import RequestError
+from refimpl.serve.limits import Text
 from refimpl.serve.service import Service, Storage
 
 OPEN = ("/health", "/ready", "/metrics")
@@ -31,11 +32,11 @@ class AttachBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    hicache_storage_backend: str
-    hicache_storage_backend_extra_config_json: str | None = None
-    hicache_storage_prefetch_policy: str | None = None
-    hicache_write_policy: str | None = None
-    drain: str = "none"
+    hicache_storage_backend: Text
+    hicache_storage_backend_extra_config_json: Text | None = None
+    hicache_storage_prefetch_policy: Text | None = None
+    hicache_write_policy: Text | None = None
+    drain: Text = "none"
 
 
 class Keys:

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from refimpl.messages import Flush
 from refimpl.model.tokenizer import decode
+from refimpl.serve.limits import Text
 from refimpl.serve.service import Service, Wish
 
 FLUSH_S_MAX = 600  # a flush waits no longer for idleness
@@ -24,7 +25,7 @@ _FLUSH_AGAIN_S = 0.02
 class TokenizeBody(BaseModel):
     """The body of ``/tokenize``."""
 
-    prompt: str | list[str]
+    prompt: Text | list[Text]
 
 
 class DetokenizeBody(BaseModel):
@@ -63,6 +64,7 @@ def text_routes(service: Service) -> APIRouter:
     @router.post("/detokenize")
     @router.post("/v1/detokenize", include_in_schema=False)
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
+        service.check_vocabulary(body.tokens)
         return {"text": decode(service.model.tokenizer, body.tokens)}
 
     return router

@@ -23,6 +23,7 @@ from refimpl.run.record import Row
 from refimpl.serve.bodies import Choices, Namespaced
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Generation, Whole, all_whole
+from refimpl.serve.limits import Text, check_answers
 from refimpl.serve.logprobs import Told, chat_logprobs, completion_logprobs
 from refimpl.serve.presence import unless_gone
 from refimpl.serve.service import Service, cached_details
@@ -32,7 +33,7 @@ from refimpl.serve.sse import merged, stream
 class _Body(Choices, Namespaced):
     """What both kinds of completions take."""
 
-    model: str | None = None
+    model: Text | None = None
     max_tokens: int | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     stream: bool = False
@@ -47,7 +48,7 @@ class _Body(Choices, Namespaced):
 class CompletionBody(_Body):
     """The body of ``/v1/completions``."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Text | list[Text] | list[int] | list[list[int]]
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
 
@@ -57,8 +58,8 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    role: str
-    content: str | list[dict[str, Any]] | None = None
+    role: Text
+    content: Text | list[dict[str, Any]] | None = None
 
     def plain(self) -> dict[str, Any]:
         """As a chat template wants it."""
@@ -102,6 +103,7 @@ def openai_routes(service: Service) -> APIRouter:
             logprobs=body.logprobs is not None,
             top_logprobs=body.logprobs or 0,
         )
+        check_answers(len(prompts) * wish.n)
         asked = [each for prompt in prompts for each in service.generations(prompt, wish)]
         answer = _Completions(service, body)
         if body.stream:
@@ -119,7 +121,7 @@ def openai_routes(service: Service) -> APIRouter:
             text = service.model.tokenizer.chat.render(messages, tools=body.tools)
         except ChatError as error:
             raise RequestError(str(error), param="messages") from None
-        tokens = service.check_tokens(service.model.tokenizer.encode(text))
+        tokens = service.check_tokens(service.encode(text))
         given = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
         room = service.context_tokens - len(tokens)
         limit = room if given is None else given
@@ -153,7 +155,7 @@ def _model(service: Service) -> dict[str, Any]:
 def _prompts(
     service: Service, given: str | list[str] | list[int] | list[list[int]]
 ) -> list[array[int]]:
-    encode = service.model.tokenizer.encode
+    encode = service.encode
     if isinstance(given, str):
         return [service.check_tokens(encode(given))]
     if not given:
