@@ -100,3 +100,22 @@ def test_a_client_that_reads_nothing_holds_up_nobody() -> None:
             assert slow.status_code == 200
         assert client.post("/flush_cache?timeout=30").status_code == 200
     assert not service.bridge._asked
+
+
+def test_a_flush_is_refused_while_busy_and_leaves_nothing_when_it_is_done() -> None:
+    """Field report L07, a worker's part: it never says that it was flushed when it was not."""
+    body = {"input_ids": list(range(200)), "sampling_params": {"max_new_tokens": 2000}}
+    short = body | {"sampling_params": {"max_new_tokens": 2}}
+    with serving_null(OPTIONS) as (url, _), httpx.Client(base_url=url, timeout=30) as client:
+        assert client.post("/generate", json=short).status_code == 200
+        with client.stream("POST", "/generate", json=body | {"stream": True}) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            refused = client.post("/flush_cache")
+            assert refused.status_code == 400
+            assert "#running-req=1" in refused.text
+        assert client.post("/flush_cache?timeout=30").status_code == 200
+        cold = client.post("/generate", json=short).json()["meta_info"]
+        warm = client.post("/generate", json=short).json()["meta_info"]
+    assert cold["cached_tokens"] == 0
+    assert warm["cached_tokens"] == 192
