@@ -18,6 +18,7 @@ from refimpl.config import EngineConfig
 from refimpl.core.check import check_engine, check_quiescent, walk
 from refimpl.core.engine import Engine
 from refimpl.core.page import READY
+from refimpl.facts import Prefetch
 from refimpl.messages import (
     Abort,
     Answer,
@@ -26,7 +27,6 @@ from refimpl.messages import (
     ClearStorage,
     DetachStorage,
     Flush,
-    Prefetch,
     Step,
     Tick,
 )

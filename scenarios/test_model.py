@@ -29,10 +29,10 @@ from refimpl.config import (
     EvictionConfig,
     PrefetchConfig,
 )
+from refimpl.facts import Admitted, Readmitted
 from refimpl.keys import PageKey, TokenPrompt, namespace_seed, page_keys
 from refimpl.messages import (
     Abort,
-    Admitted,
     AttachStorage,
     BackUp,
     ClearStorage,
@@ -40,7 +40,6 @@ from refimpl.messages import (
     Fetch,
     Flush,
     Probe,
-    Readmitted,
     Step,
     Store,
     Submit,

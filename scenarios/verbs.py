@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from refimpl.core.page import ABSENT, READY, Node, Page
+from refimpl.facts import Admitted, Readmitted
 from refimpl.keys import PageKey, TokenPrompt
 from refimpl.messages import (
     Abort,
-    Admitted,
     AttachStorage,
     ClearStorage,
     DetachStorage,
     Flush,
-    Readmitted,
     RunBatch,
     Submit,
     Tick,

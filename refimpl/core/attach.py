@@ -22,6 +22,7 @@ from refimpl.config import PREFETCH_POLICIES, WRITE_POLICIES, CacheConfig
 from refimpl.core.cache import HiCache
 from refimpl.core.outbox import Outbox
 from refimpl.core.prefetch import Prefetcher
+from refimpl.facts import StorageChanged
 from refimpl.messages import (
     Answer,
     AttachStorage,
@@ -30,7 +31,6 @@ from refimpl.messages import (
     DetachStorage,
     EmptyStorage,
     OpenStorage,
-    StorageChanged,
 )
 
 DETACHED: Final = "detached"

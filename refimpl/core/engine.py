@@ -18,6 +18,7 @@ from refimpl.core.prefetch import Prefetcher
 from refimpl.core.request import Request
 from refimpl.core.residency import Watcher
 from refimpl.core.scheduler import Scheduler
+from refimpl.facts import Finished, Matched
 from refimpl.messages import (
     Abort,
     Answer,
@@ -28,10 +29,8 @@ from refimpl.messages import (
     ClearStorage,
     DetachStorage,
     Fetched,
-    Finished,
     Flush,
     Landed,
-    Matched,
     Probed,
     Reply,
     Step,

@@ -127,7 +127,14 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
         service.storage.backend = service.storage.extra_config = None
         return PlainTextResponse(f"HiCache storage backend detached.\n{answer.message}\n")
 
-    @router.post(f"{path}/clear")
+    _add_upkeep(router, service)
+    return router
+
+
+def _add_upkeep(router: APIRouter, service: Service) -> None:
+    """What concerns pages that are stored, rather than which store there is."""
+
+    @router.post("/hicache/storage-backend/clear")
     async def clear() -> Response:
         answer = await asyncio.wrap_future(service.bridge.change(ClearStorage()))
         if not answer.ok:
@@ -138,8 +145,6 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
     @router.get("/get_hicache_l3_cache_layout")
     async def layout() -> JSONResponse:
         return JSONResponse(layout_of(service))
-
-    return router
 
 
 def layout_of(service: Service) -> dict[str, Any]:
