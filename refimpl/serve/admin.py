@@ -18,6 +18,7 @@ from refimpl.messages import AttachStorage, ClearStorage, DetachStorage
 from refimpl.run.extra_config import prefetch_of, read_extra_config
 from refimpl.serve.errors import RequestError
 from refimpl.serve.limits import Text
+from refimpl.serve.openapi import JSON, TEXT
 from refimpl.serve.service import Service, Storage
 
 OPEN = ("/health", "/ready", "/metrics")
@@ -78,7 +79,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
     router = APIRouter(tags=["admin"], dependencies=[Depends(keys.admin)])
     path = "/hicache/storage-backend"
 
-    @router.get(path)
+    @router.get(path, responses=JSON)
     async def status() -> JSONResponse:
         told = service.storage
         return JSONResponse(
@@ -90,7 +91,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
             }
         )
 
-    @router.put(path)
+    @router.put(path, responses=TEXT, response_class=PlainTextResponse)
     async def attach(body: AttachBody) -> Response:
         failed = "Failed to attach HiCache storage backend.\n"
         extra = body.hicache_storage_backend_extra_config_json
@@ -118,7 +119,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
         )
         return PlainTextResponse(f"HiCache storage backend attached.\n{answer.message}\n")
 
-    @router.delete(path)
+    @router.delete(path, responses=TEXT, response_class=PlainTextResponse)
     async def detach(drain: str = "none") -> Response:
         answer = await asyncio.wrap_future(service.bridge.change(DetachStorage(drain)))
         if not answer.ok:
@@ -134,7 +135,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
 def _add_upkeep(router: APIRouter, service: Service) -> None:
     """What concerns pages that are stored, rather than which store there is."""
 
-    @router.post("/hicache/storage-backend/clear")
+    @router.post("/hicache/storage-backend/clear", responses=TEXT, response_class=PlainTextResponse)
     async def clear() -> Response:
         answer = await asyncio.wrap_future(service.bridge.change(ClearStorage()))
         if not answer.ok:
@@ -142,7 +143,7 @@ def _add_upkeep(router: APIRouter, service: Service) -> None:
             return PlainTextResponse(f"{failed}{answer.message}\n", 400)
         return PlainTextResponse("Hierarchical cache storage backend cleared.\n")
 
-    @router.get("/get_hicache_l3_cache_layout")
+    @router.get("/get_hicache_l3_cache_layout", responses=JSON)
     async def layout() -> JSONResponse:
         return JSONResponse(layout_of(service))
 

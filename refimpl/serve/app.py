@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from refimpl.config import ConfigError, require
 from refimpl.serve.admin import Keys, admin_routes
-from refimpl.serve.errors import RESPONSES, RequestError
+from refimpl.serve.errors import RequestError
 from refimpl.serve.info import info_routes, text_routes
 from refimpl.serve.limits import BodyLimit
 from refimpl.serve.loads import load_routes
@@ -68,7 +68,7 @@ def build_app(service: Service, keys: Keys, companions: Sequence[Companion] = ()
         for each in companions:
             each.stop()
 
-    app = FastAPI(title="hicache-refimpl", lifespan=lifespan, docs_url="/docs", responses=RESPONSES)
+    app = FastAPI(title="hicache-refimpl", lifespan=lifespan, docs_url="/docs")
     user = [Depends(keys.user)]
     app.include_router(openai_routes(service), dependencies=user)
     app.include_router(native_routes(service), dependencies=user)

@@ -6,15 +6,17 @@ Must not know: routes. Called by: native, openai.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from refimpl.serve.generation import Ending
 from refimpl.serve.limits import STOP_LENGTH_MAX, STOPS_MAX, Text
 from refimpl.serve.service import Wish
 
 Stop = Annotated[Text, Field(max_length=STOP_LENGTH_MAX)]
+
+Token: TypeAlias = Annotated[int, Strict()]  # neither true nor "5" nor 5.0 is one
 
 
 class Namespaced(BaseModel):
@@ -37,7 +39,7 @@ class Choices(BaseModel):
     top_k: int = Field(-1, ge=-1, le=1 << 31)
     n: int = Field(1, ge=1, le=128)
     stop: Stop | Annotated[list[Stop], Field(max_length=STOPS_MAX)] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Token] | None = None
     ignore_eos: bool = False
     no_stop_trim: bool = False
 

@@ -18,12 +18,6 @@ _TYPES: Final = {
 }
 _OTHER: Final = "BadRequestError"
 
-# What every route may answer beside what it is for, for the OpenAPI document.
-RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"description": kind, "content": {"application/json": {}}}
-    for status, kind in _TYPES.items()
-}
-
 
 class RequestError(Exception):
     """A request that can't be served; ``status`` is that of HTTP."""

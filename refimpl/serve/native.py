@@ -18,10 +18,11 @@ from pydantic import BaseModel, Field
 
 from refimpl.model.choice import TOP_LOGPROBS_MAX
 from refimpl.model.tokenizer import Tokenizer, decode
-from refimpl.serve.bodies import Choices, Namespaced
+from refimpl.serve.bodies import Choices, Namespaced, Token
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Finish, Generation, Whole, all_whole
 from refimpl.serve.limits import Text, check_answers
+from refimpl.serve.openapi import EMPTY, STREAMS
 from refimpl.serve.presence import Running, unless_gone
 from refimpl.serve.service import Service, Wish, cached_details
 from refimpl.serve.sse import merged, stream
@@ -39,7 +40,7 @@ class GenerateBody(Namespaced):
     """The body of ``/generate``."""
 
     text: Text | list[Text] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
+    input_ids: list[Token] | list[list[Token]] | None = None
     sampling_params: SamplingParams | list[SamplingParams] | None = None
     rid: Text | list[Text] | None = None
     stream: bool = False
@@ -81,7 +82,7 @@ def native_routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["SGLang"])
     running = Running()
 
-    @router.post("/generate")
+    @router.post("/generate", responses=STREAMS)
     @router.put("/generate", include_in_schema=False)
     async def generate(body: GenerateBody, request: Request) -> Any:
         prompts, is_batch = _prompts(service, body)
@@ -104,7 +105,7 @@ def native_routes(service: Service) -> APIRouter:
             json.dumps(answers if is_batch else answers[0]), media_type="application/json"
         )
 
-    @router.post("/abort_request")
+    @router.post("/abort_request", responses=EMPTY, response_class=Response)
     async def abort_request(body: AbortBody) -> Response:
         for each in running.found(body.rid, all_of_them=body.abort_all):
             service.bridge.abort(each.rid)

@@ -20,11 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from refimpl.model.chat import ChatError
 from refimpl.model.choice import TOP_LOGPROBS_MAX
 from refimpl.run.record import Row
-from refimpl.serve.bodies import Choices, Namespaced
+from refimpl.serve.bodies import Choices, Namespaced, Token
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Generation, Whole, all_whole
 from refimpl.serve.limits import Text, check_answers
 from refimpl.serve.logprobs import Told, chat_logprobs, completion_logprobs
+from refimpl.serve.openapi import JSON, STREAMS
 from refimpl.serve.presence import unless_gone
 from refimpl.serve.service import Service, cached_details
 from refimpl.serve.sse import merged, stream
@@ -48,7 +49,7 @@ class _Body(Choices, Namespaced):
 class CompletionBody(_Body):
     """The body of ``/v1/completions``."""
 
-    prompt: Text | list[Text] | list[int] | list[list[int]]
+    prompt: Text | list[Text] | list[Token] | list[list[Token]]
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
 
@@ -83,16 +84,16 @@ def openai_routes(service: Service) -> APIRouter:
     """The routes, for one service."""
     router = APIRouter(tags=["OpenAI"])
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", responses=JSON)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(service)]}
 
-    @router.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}", responses=JSON)
     async def model(name: str) -> dict[str, Any]:
         service.check_name(name)
         return _model(service)
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", responses=STREAMS)
     async def completions(body: CompletionBody, request: Request) -> Any:
         service.check_name(body.model)
         prompts = _prompts(service, body.prompt)
@@ -111,7 +112,7 @@ def openai_routes(service: Service) -> APIRouter:
         echoes = [body.prompt if body.echo and isinstance(body.prompt, str) else ""] * len(asked)
         return answer.whole(await unless_gone(request, all_whole(asked)), echoes)
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", responses=STREAMS)
     async def chat_completions(body: ChatBody, request: Request) -> Any:
         service.check_name(body.model)
         if not body.messages:

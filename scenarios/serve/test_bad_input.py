@@ -310,3 +310,12 @@ def test_a_client_that_goes_in_the_middle_of_its_body_leaves_nothing(
         connection.sendall(request()[:-10])
     assert client.post(f"/flush_cache?timeout={SECONDS_MAX}").status_code == 200
     assert not server[1].bridge._asked
+
+
+@pytest.mark.parametrize("token", [True, "65", 66.0])
+def test_what_only_looks_like_a_token_is_none(client: httpx.Client, token: Any) -> None:
+    refused(client.post("/detokenize", json={"tokens": [token]}), "integer")
+    refused(client.post("/generate", json={"input_ids": [token]}), "input_ids")
+    refused(client.post("/v1/completions", json={"prompt": [[token]]}), "prompt")
+    params = {"stop_token_ids": [token]}
+    refused(client.post("/generate", json={"text": "a", "sampling_params": params}), "integer")
