@@ -1,7 +1,7 @@
-"""What can be said to an engine, what it orders, and what it decided.
+"""What can be said to an engine, and what it orders.
 
-Events are facts from outside, commands are orders, facts are the record of decisions. Commands
-and facts encode to MessagePack, which is what the decision digest is taken over.
+Events are facts from outside, commands are orders, facts (``facts``) are the record of decisions.
+Commands and facts encode to MessagePack, which is what the decision digest is taken over.
 
 The contract, asserted on both sides:
 1. every command with an ``op`` gets exactly one completing event, also after a cancel, also on
@@ -12,7 +12,7 @@ The contract, asserted on both sides:
 6. at most one ``RunBatch`` is in flight, answered by ``BatchDone`` when its streams have finished;
 7. of the events handled at once, completions come before what clients ask for.
 
-Must not know: how anything is carried out. Called by: core (commands, facts), run, serve (events).
+Must not know: how anything is carried out. Called by: core (commands), run, serve (events).
 """
 
 from __future__ import annotations
@@ -130,6 +130,12 @@ class DetachStorage(Event, frozen=True, gc=False):
     drain: str = "none"
 
 
+class ClearStorage(Event, frozen=True, gc=False):
+    """Delete what L3 holds of this instance's namespace; L1 and L2 keep what they have."""
+
+    drain: str = "none"
+
+
 class StorageOpened(Event, frozen=True, gc=False):
     """Completes ``OpenStorage``; ``error`` is empty on success."""
 
@@ -138,6 +144,12 @@ class StorageOpened(Event, frozen=True, gc=False):
 
 class StorageClosed(Event, frozen=True, gc=False):
     """Completes ``CloseStorage``; ``error`` is empty on success."""
+
+    error: str = ""
+
+
+class StorageEmptied(Event, frozen=True, gc=False):
+    """Completes ``EmptyStorage``; ``error`` is empty on success."""
 
     error: str = ""
 
@@ -253,6 +265,10 @@ class CloseStorage(Command, frozen=True, gc=False):
     """Stop using L3 and let its backend go."""
 
 
+class EmptyStorage(Command, frozen=True, gc=False):
+    """Delete the pages of this instance's namespace from L3."""
+
+
 class Reply(Command, frozen=True, gc=False):
     """To the client of ``rid``: its first token, or its end with a reason."""
 
@@ -262,126 +278,14 @@ class Reply(Command, frozen=True, gc=False):
 
 
 class Answer(Command, frozen=True, gc=False):
-    """To whoever asked for an attach, a detach or a flush: whether it was done."""
+    """To whoever asked for an attach, a detach, a clear or a flush: whether it was done."""
 
     request: str
     ok: bool
     message: str
 
 
-# ---- facts --------------------------------------------------------------------------------------
-
-
-class Matched(Fact, frozen=True, gc=False):
-    """What the tree held for ``rid`` at submit: full pages in L1, then in L2, out of ``pages``."""
-
-    rid: int
-    pages: int
-    l1: int
-    l2: int
-
-
-class Admitted(Fact, frozen=True, gc=False):
-    """First admission of ``rid``: where its prompt's tokens come from."""
-
-    rid: int
-    prompt_tokens: int
-    device_tokens: int
-    host_tokens: int
-    storage_tokens: int
-    output_tokens: int
-
-
-class Readmitted(Fact, frozen=True, gc=False):
-    """``rid`` was retracted and runs again; of ``tokens``, ``cached_tokens`` were still there."""
-
-    rid: int
-    tokens: int
-    cached_tokens: int
-
-
-class Inserted(Fact, frozen=True, gc=False):
-    """Computed pages of ``rid`` that entered the tree, without those it found there."""
-
-    rid: int
-    pages: int
-
-
-class Demoted(Fact, frozen=True, gc=False):
-    """Pages that gave up their L1 copy and stay in L2."""
-
-    pages: int
-
-
-class Evicted(Fact, frozen=True, gc=False):
-    """Pages that left a tier and are in no other local one, and why: capacity, host_pressure, flush."""
-
-    tier: str
-    pages: int
-    reason: str
-
-
-class Dropped(Fact, frozen=True, gc=False):
-    """L2 copies given up whose page stays in L1."""
-
-    pages: int
-
-
-class LoadedBack(Fact, frozen=True, gc=False):
-    """Pages copied L2 -> L1 for ``rid``."""
-
-    rid: int
-    pages: int
-
-
-class Wrote(Fact, frozen=True, gc=False):
-    """A write to the next tier has ended: ``done`` of ``pages``. Tier is host or storage."""
-
-    tier: str
-    pages: int
-    done: int
-
-
-class Prefetch(Fact, frozen=True, gc=False):
-    """A step in the life of an L3 read for ``rid``; ``reason`` is given with revoked.
-
-    ``step``: probed, joined, started, landed, completed, timed_out, stopped, failed, revoked.
-    """
-
-    rid: int
-    step: str
-    pages: int
-    reason: str = ""
-
-
-class Skipped(Fact, frozen=True, gc=False):
-    """Something that could have been done for ``rid`` (0: for no one) and was not, with the reason."""
-
-    rid: int
-    action: str
-    pages: int
-    reason: str
-
-
-class Retracted(Fact, frozen=True, gc=False):
-    """``rid`` gave up its place in the decode batch for lack of L1 and waits again."""
-
-    rid: int
-
-
-class Finished(Fact, frozen=True, gc=False):
-    """``rid`` is over after ``tokens`` output tokens."""
-
-    rid: int
-    tokens: int
-    reason: str
-
-
-class StorageChanged(Fact, frozen=True, gc=False):
-    """The attach/detach state machine moved; ``generation`` counts attaches."""
-
-    state: str
-    generation: int
+# ---- one step ----------------------------------------------------------------------------------
 
 
 class Step(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -397,4 +301,5 @@ Step.NOTHING = Step([], [])
 AnyEvent: TypeAlias = (
     Submit | Abort | Tick | BatchDone | BackedUp | Probed | Landed | Fetched | Stored
     | AttachStorage | DetachStorage | StorageOpened | StorageClosed | Flush
+    | ClearStorage | StorageEmptied
 )  # fmt: skip

@@ -20,6 +20,7 @@ from refimpl.messages import (
     CloseStorage,
     Command,
     CutBatch,
+    EmptyStorage,
     Fact,
     Fetch,
     OpenStorage,
@@ -40,6 +41,7 @@ _PLAIN: Final[dict[type, str]] = {
     CutBatch: "cut",
     OpenStorage: "open_storage",
     CloseStorage: "close_storage",
+    EmptyStorage: "empty_storage",
 }
 
 

@@ -13,8 +13,9 @@ from typing import Final, TypeAlias
 from refimpl.cluster.router import Router, RouterConfig
 from refimpl.config import CacheConfig, EngineConfig, EvictionConfig, PrefetchConfig, Transfer
 from refimpl.core.engine import Engine
+from refimpl.facts import Admitted
 from refimpl.keys import TokenPrompt
-from refimpl.messages import Admitted, Fact
+from refimpl.messages import Fact
 from refimpl.run.cost import Cost
 from refimpl.run.hardware import hardware_named, model_named
 from refimpl.run.lanes import LaneExecutor

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from refimpl.facts import Admitted
 from refimpl.keys import PageKey, Prompt, TokenPrompt, namespace_seed
 from refimpl.messages import (
-    Admitted,
     AnyEvent,
     BackedUp,
     BackUp,

@@ -18,14 +18,15 @@ from refimpl.config import EngineConfig
 from refimpl.core.check import check_engine, check_quiescent, walk
 from refimpl.core.engine import Engine
 from refimpl.core.page import READY
+from refimpl.facts import Prefetch
 from refimpl.messages import (
     Abort,
     Answer,
     AnyEvent,
     AttachStorage,
+    ClearStorage,
     DetachStorage,
     Flush,
-    Prefetch,
     Step,
     Tick,
 )
@@ -195,9 +196,11 @@ class Swarm:
 
     def _change(self) -> AnyEvent:
         random = self._random
-        match random.below(4):
+        match random.below(5):
             case 0:
                 return Flush()
+            case 4:
+                return ClearStorage(pick(random, DRAINS))
             case 1:
                 return DetachStorage(pick(random, DRAINS))
             case _:

@@ -26,6 +26,7 @@ from refimpl.messages import (
     CloseStorage,
     Command,
     CutBatch,
+    EmptyStorage,
     Fact,
     Fetch,
     Fetched,
@@ -38,6 +39,7 @@ from refimpl.messages import (
     RunBatch,
     Step,
     StorageClosed,
+    StorageEmptied,
     StorageOpened,
     Store,
     Stored,
@@ -67,7 +69,7 @@ class Tabletop:
         self.has_landed: dict[int, int] = {}  # pages of a fetch in flight that are in L2
         self.batch: RunBatch | None = None
         self.is_cut = False
-        self.change: OpenStorage | CloseStorage | None = None
+        self.change: OpenStorage | CloseStorage | EmptyStorage | None = None
         self.requests: dict[int, Request] = {}  # all ever submitted, for the names of their pages
         self.finish: dict[int, str] = {}
         self.replied: dict[int, None] = {}  # had their first token
@@ -111,7 +113,7 @@ class Tabletop:
                 assert self.batch.is_decode
                 assert not self.is_cut, "cut twice"
                 self.is_cut = True
-            case OpenStorage() | CloseStorage():
+            case OpenStorage() | CloseStorage() | EmptyStorage():
                 assert self.change is None
                 self.change = command
             case Reply():
@@ -250,11 +252,15 @@ class Tabletop:
         return run
 
     def change_done(self, error: str = "") -> Step:
-        """The attach or detach under way has come to its end."""
+        """The attach, detach or clear under way has come to its end."""
         change, self.change = self.change, None
         assert change is not None, "no storage change is under way"
         if isinstance(change, OpenStorage):
             return self.tell(StorageOpened(error))
+        if isinstance(change, EmptyStorage):
+            if not error:
+                self.storage.clear()
+            return self.tell(StorageEmptied(error))
         return self.tell(StorageClosed(error))
 
     # ---- coming to rest -------------------------------------------------------------------------

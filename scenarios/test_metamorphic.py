@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from refimpl.cluster.router import POLICIES, RouterConfig
 from refimpl.config import EVICTION_POLICIES, WRITE_POLICIES, CacheConfig, EvictionConfig
+from refimpl.facts import Admitted
 from refimpl.keys import TokenPrompt
-from refimpl.messages import Admitted
 from refimpl.run.report import integers
 from refimpl.workload.request import RequestSpec
 from scenarios.oracles import (

@@ -29,17 +29,17 @@ from refimpl.config import (
     EvictionConfig,
     PrefetchConfig,
 )
+from refimpl.facts import Admitted, Readmitted
 from refimpl.keys import PageKey, TokenPrompt, namespace_seed, page_keys
 from refimpl.messages import (
     Abort,
-    Admitted,
     AttachStorage,
     BackUp,
+    ClearStorage,
     DetachStorage,
     Fetch,
     Flush,
     Probe,
-    Readmitted,
     Step,
     Store,
     Submit,
@@ -165,6 +165,11 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(drain=st.sampled_from(["none", "queue", "refuse"]))
     def detach(self, drain: str) -> None:
         self.note(self.table.tell(DetachStorage(drain)))
+
+    @precondition(lambda self: self.rids % 4 == 1)
+    @rule(drain=st.sampled_from(["none", "queue", "refuse"]))
+    def clear(self, drain: str) -> None:
+        self.note(self.table.tell(ClearStorage(drain)))
 
     @rule(prompt=prompts, space=spaces)
     def another_instance_stores(self, prompt: str, space: tuple[str | None, ...]) -> None:

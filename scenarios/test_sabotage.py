@@ -196,7 +196,7 @@ SABOTAGES: Final = (
         "core/scheduler.py",
         "        full = request.computed // self._page_size",
         "        full = request.tokens // self._page_size",
-        says="L1 is wrong",
+        says="L2 is wrong",
     ),
     Sabotage(
         "a page computed twice keeps two slots",

@@ -11,7 +11,7 @@ from typing import Final
 
 from scenarios.tidy import FUNCTION, Source, dotted
 
-VOCABULARY: Final = frozenset({"units", "config", "keys", "messages"})
+VOCABULARY: Final = frozenset({"units", "config", "keys", "messages", "facts"})
 _WEB: Final = frozenset(
     {"aiohttp", "fastapi", "flask", "grpc", "http", "httpx", "requests", "socketserver"}
     | {"starlette", "uvicorn", "zmq"}

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from refimpl.core.page import ABSENT, READY, Node, Page
+from refimpl.facts import Admitted, Readmitted
 from refimpl.keys import PageKey, TokenPrompt
 from refimpl.messages import (
     Abort,
-    Admitted,
     AttachStorage,
+    ClearStorage,
     DetachStorage,
     Flush,
-    Readmitted,
     RunBatch,
     Submit,
     Tick,
@@ -172,8 +172,14 @@ def detach(stage: Stage, text: str) -> Lines:
     return stage.show(stage.table.tell(DetachStorage(given.get("drain", "none"))))
 
 
+def clear(stage: Stage, text: str) -> Lines:
+    """``[drain=queue]``"""
+    _, given = words_of(text)
+    return stage.show(stage.table.tell(ClearStorage(given.get("drain", "none"))))
+
+
 def changed(stage: Stage, text: str) -> Lines:
-    """The backend was opened or closed; words are the error."""
+    """The backend was opened, cleared or closed; words are the error."""
     return stage.show(stage.table.change_done(text))
 
 
@@ -292,7 +298,7 @@ def storage(stage: Stage, text: str) -> Lines:
 _BY_NAME: Final = (
     *(config, restart, put, lose, hold, release, leave),
     *(submit, serve, abort, batch, step, landed, settle, advance, tick),
-    *(attach, detach, changed, flush),
+    *(attach, detach, clear, changed, flush),
     *(tree, residency, hits, pools, ops, queue, facts, deadline, storage),
 )
 VERBS: Final[dict[str, Callable[[Stage, str], Lines]]] = {

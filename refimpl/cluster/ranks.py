@@ -19,6 +19,7 @@ from refimpl.messages import (
     CancelFetch,
     CloseStorage,
     Command,
+    EmptyStorage,
     Fetch,
     Fetched,
     Landed,
@@ -26,6 +27,7 @@ from refimpl.messages import (
     Probe,
     Probed,
     StorageClosed,
+    StorageEmptied,
     StorageOpened,
     Store,
     Stored,
@@ -33,10 +35,11 @@ from refimpl.messages import (
 
 Vector: TypeAlias = list[int]  # of each op: whether it has ended (0 or 1), and its pages so far
 
-OfAnOp: TypeAlias = BackedUp | Probed | Landed | Fetched | Stored | StorageOpened | StorageClosed
+OfAChange: TypeAlias = StorageOpened | StorageClosed | StorageEmptied
+OfAnOp: TypeAlias = BackedUp | Probed | Landed | Fetched | Stored | OfAChange
 _Ending: TypeAlias = type[BackedUp] | type[Probed] | type[Fetched] | type[Stored]
 
-CHANGE: Final = 0  # the op of an attach or a detach; those of the brain count from 1
+CHANGE: Final = 0  # the op of an attach, a clear or a detach; those of the brain count from 1
 _ENDS: Final[dict[type[Command], _Ending]] = {
     BackUp: BackedUp,
     Probe: Probed,
@@ -66,9 +69,10 @@ class RankLedger:
 
     def note(self, event: OfAnOp) -> None:
         """Something happened to an op on this rank."""
-        if isinstance(event, StorageOpened | StorageClosed):
-            # One that failed to open is not there; one that failed to close still is.
-            self.is_attached = isinstance(event, StorageOpened) != bool(event.error)
+        if isinstance(event, OfAChange):
+            if not isinstance(event, StorageEmptied):
+                # One that failed to open is not there; one that failed to close still is.
+                self.is_attached = isinstance(event, StorageOpened) != bool(event.error)
             self._pages[CHANGE] = -1 - self.rank if event.error else 1
             self._ended[CHANGE] = True
         else:
@@ -124,7 +128,7 @@ class Agreement:
             assert isinstance(command, BackUp | Probe | Fetch | Store)
             assert command.op not in self._open, f"op {command.op} is already open"
             self._open[command.op] = ending
-        elif isinstance(command, OpenStorage | CloseStorage):
+        elif isinstance(command, OpenStorage | CloseStorage | EmptyStorage):
             assert self._change is None, "storage is being changed"
             self._change = command
 
@@ -152,6 +156,8 @@ class Agreement:
             self._failed, self._change = error, CloseStorage()
             self.orders.append(self._change)
             return []
+        if isinstance(change, EmptyStorage):
+            return [StorageEmptied(error)]
         failed, self._failed = self._failed, ""
         return [StorageOpened(failed) if failed else StorageClosed(error)]
 

@@ -12,17 +12,9 @@ from refimpl.core.page import Page
 from refimpl.core.policy import is_worth_loading, usable_pages
 from refimpl.core.request import RUNNING, Request
 from refimpl.core.tree import Match
+from refimpl.facts import Admitted, LoadedBack, Readmitted, Skipped
 from refimpl.keys import PageKey
-from refimpl.messages import (
-    Admitted,
-    Load,
-    LoadedBack,
-    PageTable,
-    PrefillItem,
-    Readmitted,
-    RunBatch,
-    Skipped,
-)
+from refimpl.messages import Load, PageTable, PrefillItem, RunBatch
 from refimpl.units import ceil_div
 
 

@@ -6,6 +6,8 @@
     ATTACHED  -> CLOSING    detach asked for while idle: ``CloseStorage``
     CLOSING   -> DETACHED   closed; what is stored stays stored
     CLOSING   -> ATTACHED   could not be closed; nothing has changed
+    ATTACHED  -> CLEARING   clear asked for while idle: ``EmptyStorage``
+    CLEARING  -> ATTACHED   emptied, or in part: a new generation begins, so that L2 is written again
 
 Not idle: refused, unless ``drain`` says to wait until it is, with new requests held back in the
 meantime ("queue") or refused ("refuse"). Must not know: how a backend is built. Called by: engine.
@@ -20,22 +22,26 @@ from refimpl.config import PREFETCH_POLICIES, WRITE_POLICIES, CacheConfig
 from refimpl.core.cache import HiCache
 from refimpl.core.outbox import Outbox
 from refimpl.core.prefetch import Prefetcher
+from refimpl.facts import StorageChanged
 from refimpl.messages import (
     Answer,
     AttachStorage,
+    ClearStorage,
     CloseStorage,
     DetachStorage,
+    EmptyStorage,
     OpenStorage,
-    StorageChanged,
 )
 
 DETACHED: Final = "detached"
 OPENING: Final = "opening"
 ATTACHED: Final = "attached"
 CLOSING: Final = "closing"
+CLEARING: Final = "clearing"
 DRAINS: Final = ("none", "queue", "refuse")
 
-Change: TypeAlias = AttachStorage | DetachStorage
+Change: TypeAlias = AttachStorage | DetachStorage | ClearStorage
+_NAMES: Final = {AttachStorage: "attach", DetachStorage: "detach", ClearStorage: "clear"}
 
 
 class Attachment:
@@ -71,6 +77,8 @@ class Attachment:
             self._answer(change, error)
         elif isinstance(change, DetachStorage) and self.state == DETACHED:
             self._answer(change, "", "nothing was attached")
+        elif isinstance(change, ClearStorage) and self.state == DETACHED:
+            self._answer(change, "no storage backend is attached")
         elif isinstance(change, AttachStorage) and self.state == ATTACHED:
             if change.backend != self.backend:
                 self._answer(
@@ -90,7 +98,7 @@ class Attachment:
         if not self._cache.config.has_l2:
             return "Hierarchical cache is not enabled."
         if self.change is not None:
-            return "another attach or detach is under way"
+            return "another attach, detach or clear is under way"
         if change.drain not in DRAINS:
             return f"unknown drain mode {change.drain!r}; choose one of {', '.join(DRAINS)}"
         if isinstance(change, AttachStorage):
@@ -111,6 +119,9 @@ class Attachment:
         elif isinstance(change, DetachStorage) and self.state == ATTACHED:
             self.state = CLOSING
             self._out.commands.append(CloseStorage())
+        elif isinstance(change, ClearStorage) and self.state == ATTACHED:
+            self.state = CLEARING
+            self._out.commands.append(EmptyStorage())
 
     def opened(self, error: str) -> None:
         """``OpenStorage`` has ended."""
@@ -138,6 +149,14 @@ class Attachment:
             self._note()
         self._answer(change, error, "detached")
 
+    def emptied(self, error: str) -> None:
+        """``EmptyStorage`` has ended. What it left behind nobody knows when it has failed."""
+        change = self.change
+        assert self.state == CLEARING and change is not None
+        self.change = None
+        self._enter_attached()
+        self._answer(change, error, "cleared")
+
     def _enter_attached(self) -> None:
         self._generations += 1
         self._prefetcher.forget_suspects()
@@ -163,6 +182,6 @@ class Attachment:
         self._out.facts.append(StorageChanged(self.state, self._cache.host.generation))
 
     def _answer(self, change: Change, error: str, done: str = "") -> None:
-        name = "attach" if isinstance(change, AttachStorage) else "detach"
+        name = _NAMES[type(change)]
         message = f"Reject {name}: {error}" if error else done
         self._out.commands.append(Answer(name, not error, message))

@@ -18,6 +18,7 @@ from refimpl.core.prefetch import Prefetcher
 from refimpl.core.request import Request
 from refimpl.core.residency import Watcher
 from refimpl.core.scheduler import Scheduler
+from refimpl.facts import Finished, Matched
 from refimpl.messages import (
     Abort,
     Answer,
@@ -25,16 +26,16 @@ from refimpl.messages import (
     AttachStorage,
     BackedUp,
     BatchDone,
+    ClearStorage,
     DetachStorage,
     Fetched,
-    Finished,
     Flush,
     Landed,
-    Matched,
     Probed,
     Reply,
     Step,
     StorageClosed,
+    StorageEmptied,
     StorageOpened,
     Stored,
     Submit,
@@ -96,8 +97,13 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits or is in flight, an attach or detach included."""
+        """Nothing runs, waits or is in flight, a change of L3 included."""
         return not self.busy and not self._attachment.holds_back
+
+    @property
+    def refuses(self) -> bool:
+        """A change of L3 drains the engine, and new requests are refused meanwhile."""
+        return self._attachment.refuses
 
     @property
     def busy(self) -> str:
@@ -145,12 +151,14 @@ class Engine:
                 self._abort(event.rid)
             case Tick():
                 self._cut_for_queue()
-            case AttachStorage() | DetachStorage():
+            case AttachStorage() | DetachStorage() | ClearStorage():
                 self._attachment.ask(event, busy=self.busy)
             case StorageOpened():
                 self._attachment.opened(event.error)
             case StorageClosed():
                 self._attachment.closed(event.error)
+            case StorageEmptied():
+                self._attachment.emptied(event.error)
             case Flush():
                 self._flush()
             case _:

@@ -23,8 +23,9 @@ from refimpl.core.outbox import Outbox
 from refimpl.core.page import Page
 from refimpl.core.policy import prefetch_pages_min, prefetch_timeout_ns, usable_pages
 from refimpl.core.request import Request
+from refimpl.facts import Prefetch, Skipped
 from refimpl.keys import PageKey
-from refimpl.messages import CancelFetch, Fetch, Prefetch, Probe, Skipped
+from refimpl.messages import CancelFetch, Fetch, Probe
 from refimpl.units import NS_PER_S
 
 # How long a page that L3 said it had and did not deliver is taken for missing. Assumed: longer

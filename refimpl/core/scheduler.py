@@ -19,18 +19,8 @@ from refimpl.core.ops import BACK_UP, WRITE_BACK
 from refimpl.core.outbox import Outbox
 from refimpl.core.prefetch import Prefetcher
 from refimpl.core.request import OVER, QUEUED, Request
-from refimpl.messages import (
-    BatchDone,
-    CutBatch,
-    Finished,
-    Inserted,
-    PageTable,
-    PrefillItem,
-    Reply,
-    Retracted,
-    RunBatch,
-    Withdraw,
-)
+from refimpl.facts import Finished, Inserted, Retracted
+from refimpl.messages import BatchDone, CutBatch, PageTable, PrefillItem, Reply, RunBatch, Withdraw
 from refimpl.units import ceil_div
 
 # Most decode steps in one batch. Slots for that many are taken beforehand, so a longer run would

@@ -11,7 +11,7 @@ from refimpl.core.outbox import Outbox
 from refimpl.core.page import ABSENT, READY, Node, Page
 from refimpl.core.slots import SlotPool
 from refimpl.core.tree import Tree
-from refimpl.messages import Demoted, Dropped, Evicted, Skipped
+from refimpl.facts import Demoted, Dropped, Evicted, Skipped
 
 
 class DeviceTier:

@@ -17,8 +17,9 @@ from refimpl.core.page import READY, Node, Page
 from refimpl.core.policy import write_hits
 from refimpl.core.tiers import HostTier
 from refimpl.core.tree import Tree
+from refimpl.facts import Skipped, Wrote
 from refimpl.keys import PageKey
-from refimpl.messages import BackUp, Skipped, Store, Wrote
+from refimpl.messages import BackUp, Store
 
 # write_back starts storing when less than 1/16 of L2 is free, and goes on until 1/8 of it is
 # free, clean or being stored. Assumed: a share small enough to keep L2 useful, large enough to

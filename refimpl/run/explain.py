@@ -10,10 +10,8 @@ from typing import Final
 
 from refimpl.config import require
 from refimpl.core.policy import usable_pages
-from refimpl.keys import TokenPrompt, namespace_seed
-from refimpl.messages import (
+from refimpl.facts import (
     Admitted,
-    Fact,
     Finished,
     Inserted,
     LoadedBack,
@@ -22,6 +20,8 @@ from refimpl.messages import (
     Retracted,
     Skipped,
 )
+from refimpl.keys import TokenPrompt, namespace_seed
+from refimpl.messages import Fact
 from refimpl.run.setup import Simulation
 from refimpl.units import NS_PER_MS
 from refimpl.workload.request import RequestSpec

@@ -19,6 +19,7 @@ from refimpl.messages import (
     CloseStorage,
     Command,
     CutBatch,
+    EmptyStorage,
     Fetch,
     Fetched,
     OpenStorage,
@@ -116,7 +117,7 @@ class LaneExecutor:
                 self._device.cut(now)
             case CancelFetch():
                 self._read.cancel(command.op, now)
-            case OpenStorage() | CloseStorage():
+            case OpenStorage() | CloseStorage() | EmptyStorage():
                 self._admin.submit(command, now)
             case Withdraw():
                 pass  # page tables are the business of hands that have pages

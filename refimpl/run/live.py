@@ -27,6 +27,7 @@ from refimpl.messages import (
     CloseStorage,
     Command,
     CutBatch,
+    EmptyStorage,
     Fetch,
     OpenStorage,
     Probe,
@@ -42,6 +43,7 @@ from refimpl.run.live_loop import Inbox, LiveLoop, Stepped, WallExecutor
 from refimpl.run.live_storage import LiveStorage, Opener
 from refimpl.run.pump import Pump
 from refimpl.run.record import Record
+from refimpl.storage.names import Namespace
 from refimpl.units import NS_PER_S
 from refimpl.workload.arrivals import Arrivals
 from refimpl.workload.request import RequestSpec, Workload
@@ -106,6 +108,8 @@ class LiveExecutor:
                 self.storage.open(command)
             case CloseStorage():
                 self.storage.close()
+            case EmptyStorage():
+                self.storage.empty()
             case _:
                 raise AssertionError(f"nobody carries out {command}")
 
@@ -118,6 +122,10 @@ class LiveExecutor:
         """(bytes, ns) of the copies so far, by way."""
         ways = self.hands.mover.moved | self.storage.moved
         return {way: (done.bytes, done.ns) for way, done in ways.items()}
+
+    def names(self) -> Namespace | None:
+        """What pages are called in L3; None without one."""
+        return self.storage.namespace
 
     def check(self) -> None:
         """Raise what stopped a pump, if one has stopped."""

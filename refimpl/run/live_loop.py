@@ -20,6 +20,7 @@ from refimpl.messages import (
     Answer,
     AnyEvent,
     AttachStorage,
+    ClearStorage,
     Command,
     DetachStorage,
     Flush,
@@ -30,9 +31,10 @@ from refimpl.messages import (
 )
 from refimpl.model.choice import GREEDY, Logprob, Sampling
 from refimpl.run.record import Record
+from refimpl.storage.names import Namespace
 from refimpl.units import NS_PER_S
 
-ASKED: Final = (Submit, Abort, AttachStorage, DetachStorage, Flush)  # by clients
+ASKED: Final = (Submit, Abort, AttachStorage, DetachStorage, ClearStorage, Flush)  # by clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,9 @@ class WallExecutor(Protocol):
 
     def moved(self) -> dict[str, tuple[int, int]]:
         """(bytes, ns) of the copies so far, by way: load_back, backup, l3_read, l3_write."""
+
+    def names(self) -> Namespace | None:
+        """What rank 0's pages are called in L3; None without one, and where pages have no names."""
 
     def check(self) -> None:
         """Raise what stopped a thread of its own, if one has stopped."""

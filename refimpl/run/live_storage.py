@@ -29,6 +29,7 @@ from refimpl.messages import (
     Probe,
     Probed,
     StorageClosed,
+    StorageEmptied,
     StorageOpened,
     Store,
     Stored,
@@ -40,6 +41,7 @@ from refimpl.storage.backend import BATCH_NAMES, Backend, HostPage, StorageError
 from refimpl.storage.names import Namespace
 
 OPEN_S: Final = 60  # for a backend to connect at run time, while requests may be held back
+EMPTY_S: Final = 60  # for one to delete its pages, likewise
 HANGING_S: Final = 1  # for one that has already been waited for
 READERS: Final = 2  # so that a small read is not held up by one large one (field report F15)
 
@@ -112,6 +114,12 @@ class LiveStorage:
         """There is a store."""
         return self._attached is not None
 
+    @property
+    def namespace(self) -> Namespace | None:
+        """The names of pages in the store; None: there is none."""
+        attached = self._attached  # which may be let go meanwhile
+        return None if attached is None else attached.store.namespace
+
     def open_now(self, backend: str, extra_config: str) -> None:
         """Attach before the engine starts. Raises ConfigError or StorageError."""
         self._attached = _Attached(self._opener(backend, extra_config))
@@ -123,6 +131,12 @@ class LiveStorage:
     def close(self) -> None:
         """Detach likewise; what is stored stays."""
         self._in_background(self._close)
+
+    def empty(self) -> None:
+        """Delete the pages of the namespace, on the thread that writes, so after all that was written."""
+        attached = self._attached
+        assert attached is not None, "nothing is attached that could be cleared"
+        attached.write.put(lambda: self._empty(attached.store))
 
     def shut(self, *, is_idle: bool) -> None:
         """The end of the instance: all threads end, and what is under way is finished.
@@ -167,6 +181,17 @@ class LiveStorage:
         assert attached is not None, "closed twice"
         attached.close()
         self._inbox.put(StorageClosed())
+
+    def _empty(self, store: OpenStore) -> None:
+        error = ""
+        try:
+            if store.is_writer:
+                deleted = within(EMPTY_S, store.backend.clear)
+                _log.info("storage cleared: %d values deleted", deleted)
+        except BaseException as fault:  # a class of the user's may raise anything
+            _log.error("a store can't be cleared: %r", fault)
+            error = f"{type(fault).__name__}: {fault}"
+        self._inbox.put(StorageEmptied(error))
 
     # ---- commands -------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from refimpl.messages import (
 from refimpl.model.choice import GREEDY, Sampling
 from refimpl.run.lanes import LaneExecutor
 from refimpl.run.live_loop import Inbox, Stepped
+from refimpl.storage.names import Namespace
 from refimpl.units import Random
 
 _LETTERS: Final = b"etaoinshrdlu cmfwypvbgkqjxz ETAOIN,."
@@ -199,6 +200,10 @@ class NullExecutor:
             way: (lanes[lane].pages * page_bytes, lanes[lane].busy_ns)
             for way, lane in _LANES.items()
         }
+
+    def names(self) -> Namespace | None:
+        """None: pages without bytes need no names."""
+        return None
 
     def check(self) -> None:
         """There is no thread that could have stopped."""

@@ -24,6 +24,7 @@ from refimpl.run.live import LiveExecutor
 from refimpl.run.live_loop import Inbox, Question, Stepped
 from refimpl.run.live_storage import HANGING_S
 from refimpl.run.pump import JOIN_S
+from refimpl.storage.names import Namespace
 from refimpl.units import NS_PER_MS
 
 POLL_NS: Final = 2 * NS_PER_MS  # how late rank 0 may hear of what another rank has done
@@ -283,6 +284,10 @@ class RankGroup:
         """(bytes, ns) of the copies so far, by way: rank 0's time, and as many bytes from each rank."""
         size = 1 + len(self._followers)
         return {way: (size * done, ns) for way, (done, ns) in self._own.executor.moved().items()}
+
+    def names(self) -> Namespace | None:
+        """What rank 0's pages are called in L3; None without one."""
+        return self._own.executor.names()
 
     def check(self) -> None:
         """Raise RankError if a rank has died, or what stopped rank 0's own hands."""

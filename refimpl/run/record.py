@@ -14,22 +14,20 @@ from typing import Any, Protocol
 
 import msgspec
 
-from refimpl.messages import (
+from refimpl.facts import (
     Admitted,
     Demoted,
     Dropped,
     Evicted,
-    Fact,
     Finished,
     LoadedBack,
     Prefetch,
     Readmitted,
-    Reply,
     Retracted,
     Skipped,
-    Step,
     Wrote,
 )
+from refimpl.messages import Fact, Reply, Step
 from refimpl.workload.request import RequestSpec
 
 

@@ -15,17 +15,9 @@ from refimpl.core.cache import HiCache
 from refimpl.core.outbox import Outbox
 from refimpl.core.policy import is_worth_loading, prefetch_pages_min, usable_pages
 from refimpl.core.tree import Match
+from refimpl.facts import Admitted, Inserted, LoadedBack, Prefetch, Skipped
 from refimpl.keys import PageKey, namespace_seed
-from refimpl.messages import (
-    Admitted,
-    BackUp,
-    Inserted,
-    LoadedBack,
-    Prefetch,
-    Skipped,
-    Step,
-    Store,
-)
+from refimpl.messages import BackUp, Step, Store
 from refimpl.run.store import SharedStore
 from refimpl.workload.request import RequestSpec
 

@@ -1,4 +1,4 @@
-"""The lanes to L3: asking, reading, writing, opening and closing.
+"""The lanes to L3: asking, reading, writing, opening, clearing and closing.
 
 Must not know: the device, requests, slots beyond their number. Called by: lanes.
 """
@@ -13,6 +13,7 @@ from refimpl.keys import PageKey
 from refimpl.messages import (
     AnyEvent,
     CloseStorage,
+    EmptyStorage,
     Fetch,
     Fetched,
     Landed,
@@ -20,6 +21,7 @@ from refimpl.messages import (
     Probe,
     Probed,
     StorageClosed,
+    StorageEmptied,
     StorageOpened,
     Store,
     Stored,
@@ -176,17 +178,17 @@ class FetchLane(Lane):
 
 
 class AdminLane(Lane):
-    """Opens and closes the backend, one at a time."""
+    """Opens, clears and closes the backend, one at a time."""
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self._command: OpenStorage | CloseStorage | None = None
+        self._command: OpenStorage | CloseStorage | EmptyStorage | None = None
         self._opened: Cost | None = None  # what opening succeeds with
         self._error = ""
 
-    def submit(self, command: OpenStorage | CloseStorage, now: int) -> None:
-        """Start opening or closing."""
-        assert self._command is None, "the backend is being opened or closed"
+    def submit(self, command: OpenStorage | CloseStorage | EmptyStorage, now: int) -> None:
+        """Start opening, clearing or closing; a clear takes as long as a close."""
+        assert self._command is None, "the backend is being opened, cleared or closed"
         self._command, self._opened, self._error = command, None, ""
         duration_ns = self.site.cost.close_ns
         if isinstance(command, OpenStorage):
@@ -202,9 +204,12 @@ class AdminLane(Lane):
         return self._opened.open_ns
 
     def finish(self) -> list[tuple[int, AnyEvent]]:
-        """Opened or closed, or not: then nothing has changed."""
+        """Opened, cleared or closed, or not: then nothing has changed."""
         command, self._command, self.due = self._command, None, NEVER
         faults = self.site.faults
+        if isinstance(command, EmptyStorage):
+            self.site.store.clear()
+            return [(0, StorageEmptied())]
         if isinstance(command, CloseStorage):
             failed = faults.strike("close_fail")
             return [(0, StorageClosed("injected: the backend did not close" if failed else ""))]

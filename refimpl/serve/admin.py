@@ -1,4 +1,4 @@
-"""Attach and detach of L3 at run time (mission M7, spec 7), and who may ask for it.
+"""Attach, detach and clear of L3 at run time (mission M7, spec 7), and who may ask for it.
 
 Must not know: how a backend is opened. Called by: app.
 """
@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict
 
 from refimpl.config import ConfigError, PrefetchConfig, require
-from refimpl.messages import AttachStorage, DetachStorage
+from refimpl.messages import AttachStorage, ClearStorage, DetachStorage
 from refimpl.run.extra_config import prefetch_of, read_extra_config
 from refimpl.serve.errors import RequestError
+from refimpl.serve.limits import Text
+from refimpl.serve.openapi import JSON, TEXT
 from refimpl.serve.service import Service, Storage
 
 OPEN = ("/health", "/ready", "/metrics")
@@ -30,11 +33,11 @@ class AttachBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    hicache_storage_backend: str
-    hicache_storage_backend_extra_config_json: str | None = None
-    hicache_storage_prefetch_policy: str | None = None
-    hicache_write_policy: str | None = None
-    drain: str = "none"
+    hicache_storage_backend: Text
+    hicache_storage_backend_extra_config_json: Text | None = None
+    hicache_storage_prefetch_policy: Text | None = None
+    hicache_write_policy: Text | None = None
+    drain: Text = "none"
 
 
 class Keys:
@@ -76,7 +79,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
     router = APIRouter(tags=["admin"], dependencies=[Depends(keys.admin)])
     path = "/hicache/storage-backend"
 
-    @router.get(path)
+    @router.get(path, responses=JSON)
     async def status() -> JSONResponse:
         told = service.storage
         return JSONResponse(
@@ -88,7 +91,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
             }
         )
 
-    @router.put(path)
+    @router.put(path, responses=TEXT, response_class=PlainTextResponse)
     async def attach(body: AttachBody) -> Response:
         failed = "Failed to attach HiCache storage backend.\n"
         extra = body.hicache_storage_backend_extra_config_json
@@ -116,7 +119,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
         )
         return PlainTextResponse(f"HiCache storage backend attached.\n{answer.message}\n")
 
-    @router.delete(path)
+    @router.delete(path, responses=TEXT, response_class=PlainTextResponse)
     async def detach(drain: str = "none") -> Response:
         answer = await asyncio.wrap_future(service.bridge.change(DetachStorage(drain)))
         if not answer.ok:
@@ -125,7 +128,45 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
         service.storage.backend = service.storage.extra_config = None
         return PlainTextResponse(f"HiCache storage backend detached.\n{answer.message}\n")
 
+    _add_upkeep(router, service)
     return router
+
+
+def _add_upkeep(router: APIRouter, service: Service) -> None:
+    """What concerns pages that are stored, rather than which store there is."""
+
+    @router.post("/hicache/storage-backend/clear", responses=TEXT, response_class=PlainTextResponse)
+    async def clear() -> Response:
+        answer = await asyncio.wrap_future(service.bridge.change(ClearStorage()))
+        if not answer.ok:
+            failed = "Failed to clear the hierarchical cache storage backend.\n"
+            return PlainTextResponse(f"{failed}{answer.message}\n", 400)
+        return PlainTextResponse("Hierarchical cache storage backend cleared.\n")
+
+    @router.get("/get_hicache_l3_cache_layout", responses=JSON)
+    async def layout() -> JSONResponse:
+        return JSONResponse(layout_of(service))
+
+
+def layout_of(service: Service) -> dict[str, Any]:
+    """How pages lie in L3: a page is one object a rank, named prefix, key in hexadecimal, suffix."""
+    told: dict[str, Any] = {
+        "enabled": service.storage.backend is not None,
+        "backend": service.storage.backend,
+        "page_size": service.engine.cache.page_size,
+    }
+    if not told["enabled"]:
+        return told | {"hicache_object_layout": None, "reason": "no storage backend is attached"}
+    names = service.bridge.names()
+    told["hicache_object_layout"] = {
+        "pools": ["kv"],
+        "key_prefix": names.prefix if names else "",
+        "key_suffix": names.suffix if names else "",
+        "is_mla_backend": service.model.is_mla,
+        "pp_rank": 0,
+        "pp_size": 1,
+    }
+    return told
 
 
 def _prefetch(service: Service, backend: str, extra: str | None) -> PrefetchConfig:

@@ -18,8 +18,9 @@ from starlette.exceptions import HTTPException
 
 from refimpl.config import ConfigError, require
 from refimpl.serve.admin import Keys, admin_routes
-from refimpl.serve.errors import RESPONSES, RequestError
+from refimpl.serve.errors import RequestError
 from refimpl.serve.info import info_routes, text_routes
+from refimpl.serve.limits import BodyLimit
 from refimpl.serve.loads import load_routes
 from refimpl.serve.native import native_routes
 from refimpl.serve.openai import openai_routes
@@ -27,6 +28,12 @@ from refimpl.serve.service import Service
 
 PORT_MAX = 65_535
 BACKLOG = 2048  # connections that wait to be accepted
+_NO_OBJECT = "send a JSON object as the body, with Content-Type: application/json"
+_UNREADABLE_OF_FASTAPI = "There was an error parsing the body"
+_UNREADABLE = (
+    "the body can't be read as JSON: it must be UTF-8, not nested hundreds of levels deep, with no"
+    " number of thousands of digits"
+)
 GRACE_S = 60  # for answers that are under way when the server is told to stop
 
 
@@ -61,7 +68,7 @@ def build_app(service: Service, keys: Keys, companions: Sequence[Companion] = ()
         for each in companions:
             each.stop()
 
-    app = FastAPI(title="hicache-refimpl", lifespan=lifespan, docs_url="/docs", responses=RESPONSES)
+    app = FastAPI(title="hicache-refimpl", lifespan=lifespan, docs_url="/docs")
     user = [Depends(keys.user)]
     app.include_router(openai_routes(service), dependencies=user)
     app.include_router(native_routes(service), dependencies=user)
@@ -69,6 +76,7 @@ def build_app(service: Service, keys: Keys, companions: Sequence[Companion] = ()
     app.include_router(info_routes(service), dependencies=user)
     app.include_router(load_routes(service), dependencies=user)
     app.include_router(admin_routes(service, keys))
+    app.add_middleware(BodyLimit)
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -99,14 +107,34 @@ async def _request_error(_: Request, error: Exception) -> JSONResponse:
 async def _invalid(_: Request, error: Exception) -> JSONResponse:
     """What does not fit the schema: 400 as upstream, and which field it is."""
     assert isinstance(error, RequestValidationError)
-    first: dict[str, Any] = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    first = _most_telling(error.errors())
+    if first["type"] == "json_invalid":
+        reason = f"the body is no JSON at character {first['loc'][-1]}: {first['ctx']['error']}"
+        return JSONResponse(RequestError(reason).body(), 400)
+    if first["loc"] == ("body",):
+        return JSONResponse(RequestError(_NO_OBJECT).body(), 400)
+    place = ".".join(str(part) for part in first["loc"] if _is_of_the_body(part))
     message = f"{place}: {first['msg']}" if place else str(first["msg"])
     return JSONResponse(RequestError(message, 400, place or None).body(), 400)
 
 
+def _most_telling(errors: Sequence[Any]) -> dict[str, Any]:
+    """Of a field that may be of several types each one complains; what is no mere other type says more."""
+    telling = [error for error in errors if not error["type"].endswith("_type")]
+    found: dict[str, Any] = (telling or errors)[0]
+    return found
+
+
+def _is_of_the_body(part: int | str) -> bool:
+    """Is it a field or a place in a list, and not the name of a type that was tried?"""
+    if isinstance(part, int):
+        return True
+    return part.isidentifier() and part.islower() and part not in ("body", "str", "int")
+
+
 async def _http_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    detail = _UNREADABLE if error.detail == _UNREADABLE_OF_FASTAPI else str(error.detail)
     return JSONResponse(
-        RequestError(str(error.detail), error.status_code).body(), error.status_code
+        RequestError(detail, error.status_code).body(), error.status_code, error.headers
     )

@@ -6,10 +6,17 @@ Must not know: routes. Called by: native, openai.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from refimpl.serve.generation import Ending
+from refimpl.serve.limits import STOP_LENGTH_MAX, STOPS_MAX, Text
 from refimpl.serve.service import Wish
+
+Stop = Annotated[Text, Field(max_length=STOP_LENGTH_MAX)]
+
+Token: TypeAlias = Annotated[int, Strict()]  # neither true nor "5" nor 5.0 is one
 
 
 class Namespaced(BaseModel):
@@ -17,8 +24,8 @@ class Namespaced(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    extra_key: str | None = None
-    cache_salt: str | None = None
+    extra_key: Text | None = None
+    cache_salt: Text | None = None
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
 
 
@@ -31,8 +38,8 @@ class Choices(BaseModel):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(-1, ge=-1, le=1 << 31)
     n: int = Field(1, ge=1, le=128)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=STOPS_MAX)] | None = None
+    stop_token_ids: list[Token] | None = None
     ignore_eos: bool = False
     no_stop_trim: bool = False
 

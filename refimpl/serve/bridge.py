@@ -26,6 +26,7 @@ from refimpl.messages import (
     AnyEvent,
     AttachStorage,
     BatchDone,
+    ClearStorage,
     DetachStorage,
     Flush,
     Reply,
@@ -35,11 +36,20 @@ from refimpl.messages import (
 from refimpl.model.choice import Logprob, Sampling
 from refimpl.run.live_loop import LiveLoop, Question, Stepped, WallExecutor
 from refimpl.run.record import Row
+from refimpl.storage.names import Namespace
 from refimpl.workload.request import RequestSpec
 
 JOIN_S: Final = 60  # for the requests that are under way when the server stops
 
 Answered = TypeVar("Answered")
+
+Change: TypeAlias = AttachStorage | DetachStorage | ClearStorage | Flush
+_KINDS: Final = {
+    AttachStorage: "attach",
+    DetachStorage: "detach",
+    ClearStorage: "clear",
+    Flush: "flush",
+}
 
 STOPPED: Final = "error: the engine has stopped; restart the server"
 
@@ -109,7 +119,7 @@ class Bridge:
         self._rids = count(1)
         self._asked: dict[int, tuple[Asked, Heard]] = {}  # by rid
         self._lock = Lock()
-        self._changes: dict[str, Future[Answer]] = {}  # by what was asked: attach, detach, flush
+        self._changes: dict[str, Future[Answer]] = {}  # by what was asked, one of _KINDS
         self._stopping = Flag()
         self._is_taking = True  # False once the engine has stopped: then nobody reads the inbox
         self._thread = Thread(target=self._run, name="engine", daemon=True)
@@ -119,6 +129,11 @@ class Bridge:
     def start(self) -> None:
         """Begin."""
         self._thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """It is healthy, and takes new requests."""
+        return self.is_healthy and not self.engine.refuses
 
     @property
     def is_healthy(self) -> bool:
@@ -141,9 +156,9 @@ class Bridge:
         """Nobody waits for ``rid`` any more; that it is over already does no harm."""
         self._executor.inbox.put(Abort(rid))
 
-    def change(self, event: AttachStorage | DetachStorage | Flush) -> Future[Answer]:
-        """Attach, detach or flush; answered when it is done or refused."""
-        kind = {AttachStorage: "attach", DetachStorage: "detach", Flush: "flush"}[type(event)]
+    def change(self, event: Change) -> Future[Answer]:
+        """Attach, detach, clear or flush; answered when it is done or refused."""
+        kind = _KINDS[type(event)]
         with self._lock:
             future: Future[Answer] = Future()
             if not self._is_taking:
@@ -163,6 +178,10 @@ class Bridge:
     def moved(self) -> dict[str, tuple[int, int]]:
         """(bytes, ns) of the copies so far, by way."""
         return self._executor.moved()
+
+    def names(self) -> Namespace | None:
+        """What rank 0's pages are called in L3; None without one, and where pages have no names."""
+        return self._executor.names()
 
     def ask(self, ask: Callable[[Engine], Answered]) -> Future[Answered]:
         """Something to be read off the engine, on its own thread. The future fails once it has stopped."""

@@ -12,15 +12,11 @@ _TYPES: Final = {
     401: "AuthenticationError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestTooLargeError",
     503: "ServiceUnavailableError",
 }
-
-
-# What every route may answer beside what it is for, for the OpenAPI document.
-RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"description": kind, "content": {"application/json": {}}}
-    for status, kind in _TYPES.items()
-}
+_OTHER: Final = "BadRequestError"
 
 
 class RequestError(Exception):
@@ -34,7 +30,7 @@ class RequestError(Exception):
         """The answer: OpenAI's clients read ``error``, upstream's the same fields beside it (spec 12.2)."""
         fields = {
             "message": self.message,
-            "type": _TYPES.get(self.status, "InternalServerError"),
+            "type": _TYPES.get(self.status, _OTHER if self.status < 500 else "InternalServerError"),
             "param": self.param,
             "code": self.status,
         }

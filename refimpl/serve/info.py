@@ -15,6 +15,9 @@ from pydantic import BaseModel
 
 from refimpl.messages import Flush
 from refimpl.model.tokenizer import decode
+from refimpl.serve.bodies import Token
+from refimpl.serve.limits import Text
+from refimpl.serve.openapi import EMPTY, JSON, TEXT
 from refimpl.serve.service import Service, Wish
 
 FLUSH_S_MAX = 600  # a flush waits no longer for idleness
@@ -24,20 +27,20 @@ _FLUSH_AGAIN_S = 0.02
 class TokenizeBody(BaseModel):
     """The body of ``/tokenize``."""
 
-    prompt: str | list[str]
+    prompt: Text | list[Text]
 
 
 class DetokenizeBody(BaseModel):
     """The body of ``/detokenize``."""
 
-    tokens: list[int]
+    tokens: list[Token]
 
 
 def text_routes(service: Service) -> APIRouter:
     """Tokens and text; flush."""
     router = APIRouter(tags=["SGLang"])
 
-    @router.post("/flush_cache")
+    @router.post("/flush_cache", responses=TEXT, response_class=PlainTextResponse)
     @router.get("/flush_cache", include_in_schema=False)
     async def flush_cache(timeout: float = 0) -> Response:
         clock = asyncio.get_running_loop().time
@@ -49,7 +52,7 @@ def text_routes(service: Service) -> APIRouter:
         text = "Cache flushed.\n" if answer.ok else f"Flush cache failed.\n{answer.message}\n"
         return PlainTextResponse(text, 200 if answer.ok else 400)
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", responses=JSON)
     @router.post("/v1/tokenize", include_in_schema=False)
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         encode = service.model.tokenizer.encode
@@ -60,9 +63,10 @@ def text_routes(service: Service) -> APIRouter:
         count = [len(tokens) for tokens in lists]
         return {"tokens": lists, "count": count, "max_model_len": service.context_tokens}
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", responses=JSON)
     @router.post("/v1/detokenize", include_in_schema=False)
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
+        service.check_vocabulary(body.tokens)
         return {"text": decode(service.model.tokenizer, body.tokens)}
 
     return router
@@ -72,11 +76,15 @@ def info_routes(service: Service) -> APIRouter:
     """Health and what is served."""
     router = APIRouter(tags=["SGLang"])
 
-    @router.get("/health")
+    @router.get("/health", responses=EMPTY, response_class=Response)
     async def health() -> Response:
         return Response(status_code=200 if service.bridge.is_healthy else 503)
 
-    @router.get("/health_generate")
+    @router.get("/ready", responses=EMPTY, response_class=Response)
+    async def ready() -> Response:
+        return Response(status_code=200 if service.bridge.is_ready else 503)
+
+    @router.get("/health_generate", responses=EMPTY, response_class=Response)
     async def health_generate() -> Response:
         if not service.bridge.is_healthy:
             return Response(status_code=503)
@@ -84,7 +92,7 @@ def info_routes(service: Service) -> APIRouter:
         await asked.whole()
         return Response()
 
-    @router.get("/model_info")
+    @router.get("/model_info", responses=JSON)
     @router.get("/get_model_info", include_in_schema=False)
     async def model_info() -> dict[str, Any]:
         return {
@@ -100,7 +108,7 @@ def info_routes(service: Service) -> APIRouter:
             "model_type": service.model.kind,
         }
 
-    @router.get("/server_info")
+    @router.get("/server_info", responses=JSON)
     @router.get("/get_server_info", include_in_schema=False)
     async def server_info() -> JSONResponse:
         state = {"effective_max_running_requests_per_dp": service.engine.running_max}

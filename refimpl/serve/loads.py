@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -19,6 +19,7 @@ from refimpl.serve.bridge import StoppedError
 from refimpl.serve.errors import RequestError
 from refimpl.serve.gauges import Gauges
 from refimpl.serve.load import Load, load_of
+from refimpl.serve.openapi import EXPOSITION, JSON_OR_EXPOSITION
 from refimpl.serve.service import Service
 from refimpl.units import GB
 
@@ -30,12 +31,12 @@ def load_routes(service: Service) -> APIRouter:
     """The routes, for one service."""
     router = APIRouter(tags=["observability"])
 
-    @router.get("/metrics")
+    @router.get("/metrics", responses=EXPOSITION, response_class=PlainTextResponse)
     async def metrics() -> Response:
         text = await _exposition(service, counted=True)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
-    @router.get("/v1/loads")
+    @router.get("/v1/loads", responses=JSON_OR_EXPOSITION)
     async def loads(
         include: str = "core",
         form: Annotated[str, Query(alias="format")] = "json",

@@ -13,24 +13,19 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
-from refimpl.messages import (
+from refimpl.facts import (
     Admitted,
-    AnyEvent,
-    BatchDone,
     Demoted,
     Evicted,
-    Fact,
     Finished,
     LoadedBack,
     Matched,
     Prefetch,
     Retracted,
-    RunBatch,
     Skipped,
-    Step,
-    Submit,
     Wrote,
 )
+from refimpl.messages import AnyEvent, BatchDone, Fact, RunBatch, Step, Submit
 from refimpl.run.record import Row
 from refimpl.serve.copy_times import CopyTimes, Moved
 from refimpl.serve.instruments import Instruments

@@ -18,9 +18,11 @@ from pydantic import BaseModel, Field
 
 from refimpl.model.choice import TOP_LOGPROBS_MAX
 from refimpl.model.tokenizer import Tokenizer, decode
-from refimpl.serve.bodies import Choices, Namespaced
+from refimpl.serve.bodies import Choices, Namespaced, Token
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Finish, Generation, Whole, all_whole
+from refimpl.serve.limits import Text, check_answers
+from refimpl.serve.openapi import EMPTY, STREAMS
 from refimpl.serve.presence import Running, unless_gone
 from refimpl.serve.service import Service, Wish, cached_details
 from refimpl.serve.sse import merged, stream
@@ -37,10 +39,10 @@ class SamplingParams(Choices):
 class GenerateBody(Namespaced):
     """The body of ``/generate``."""
 
-    text: str | list[str] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
+    text: Text | list[Text] | None = None
+    input_ids: list[Token] | list[list[Token]] | None = None
     sampling_params: SamplingParams | list[SamplingParams] | None = None
-    rid: str | list[str] | None = None
+    rid: Text | list[Text] | None = None
     stream: bool = False
     return_logprob: bool = False
     logprob_start_len: int = -1
@@ -80,14 +82,16 @@ def native_routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["SGLang"])
     running = Running()
 
-    @router.post("/generate")
+    @router.post("/generate", responses=STREAMS)
     @router.put("/generate", include_in_schema=False)
     async def generate(body: GenerateBody, request: Request) -> Any:
         prompts, is_batch = _prompts(service, body)
+        wishes = [body.wish(at) for at in range(len(prompts))]
+        check_answers(sum(wish.n for wish in wishes))
         asked = [
             each
-            for at, prompt in enumerate(prompts)
-            for each in service.generations(prompt, body.wish(at))
+            for prompt, wish in zip(prompts, wishes, strict=True)
+            for each in service.generations(prompt, wish)
         ]
         named = dict(zip(_names(body.rid, len(asked)), asked, strict=True))
         is_batch = is_batch or len(asked) > 1
@@ -101,7 +105,7 @@ def native_routes(service: Service) -> APIRouter:
             json.dumps(answers if is_batch else answers[0]), media_type="application/json"
         )
 
-    @router.post("/abort_request")
+    @router.post("/abort_request", responses=EMPTY, response_class=Response)
     async def abort_request(body: AbortBody) -> Response:
         for each in running.found(body.rid, all_of_them=body.abort_all):
             service.bridge.abort(each.rid)
@@ -118,7 +122,7 @@ def _prompts(service: Service, body: GenerateBody) -> tuple[list[array[int]], bo
     assert given is not None
     if not given:
         raise RequestError("the prompt is empty: give it at least one token")
-    encode = service.model.tokenizer.encode
+    encode = service.encode
     if isinstance(given, str):
         return [service.check_tokens(encode(given))], False
     if isinstance(given[0], int):

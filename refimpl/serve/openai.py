@@ -20,10 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from refimpl.model.chat import ChatError
 from refimpl.model.choice import TOP_LOGPROBS_MAX
 from refimpl.run.record import Row
-from refimpl.serve.bodies import Choices, Namespaced
+from refimpl.serve.bodies import Choices, Namespaced, Token
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Generation, Whole, all_whole
+from refimpl.serve.limits import Text, check_answers
 from refimpl.serve.logprobs import Told, chat_logprobs, completion_logprobs
+from refimpl.serve.openapi import JSON, STREAMS
 from refimpl.serve.presence import unless_gone
 from refimpl.serve.service import Service, cached_details
 from refimpl.serve.sse import merged, stream
@@ -32,7 +34,7 @@ from refimpl.serve.sse import merged, stream
 class _Body(Choices, Namespaced):
     """What both kinds of completions take."""
 
-    model: str | None = None
+    model: Text | None = None
     max_tokens: int | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     stream: bool = False
@@ -47,7 +49,7 @@ class _Body(Choices, Namespaced):
 class CompletionBody(_Body):
     """The body of ``/v1/completions``."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Text | list[Text] | list[Token] | list[list[Token]]
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
 
@@ -57,8 +59,8 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    role: str
-    content: str | list[dict[str, Any]] | None = None
+    role: Text
+    content: Text | list[dict[str, Any]] | None = None
 
     def plain(self) -> dict[str, Any]:
         """As a chat template wants it."""
@@ -82,16 +84,16 @@ def openai_routes(service: Service) -> APIRouter:
     """The routes, for one service."""
     router = APIRouter(tags=["OpenAI"])
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", responses=JSON)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(service)]}
 
-    @router.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}", responses=JSON)
     async def model(name: str) -> dict[str, Any]:
         service.check_name(name)
         return _model(service)
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", responses=STREAMS)
     async def completions(body: CompletionBody, request: Request) -> Any:
         service.check_name(body.model)
         prompts = _prompts(service, body.prompt)
@@ -102,6 +104,7 @@ def openai_routes(service: Service) -> APIRouter:
             logprobs=body.logprobs is not None,
             top_logprobs=body.logprobs or 0,
         )
+        check_answers(len(prompts) * wish.n)
         asked = [each for prompt in prompts for each in service.generations(prompt, wish)]
         answer = _Completions(service, body)
         if body.stream:
@@ -109,7 +112,7 @@ def openai_routes(service: Service) -> APIRouter:
         echoes = [body.prompt if body.echo and isinstance(body.prompt, str) else ""] * len(asked)
         return answer.whole(await unless_gone(request, all_whole(asked)), echoes)
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", responses=STREAMS)
     async def chat_completions(body: ChatBody, request: Request) -> Any:
         service.check_name(body.model)
         if not body.messages:
@@ -119,7 +122,7 @@ def openai_routes(service: Service) -> APIRouter:
             text = service.model.tokenizer.chat.render(messages, tools=body.tools)
         except ChatError as error:
             raise RequestError(str(error), param="messages") from None
-        tokens = service.check_tokens(service.model.tokenizer.encode(text))
+        tokens = service.check_tokens(service.encode(text))
         given = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
         room = service.context_tokens - len(tokens)
         limit = room if given is None else given
@@ -153,7 +156,7 @@ def _model(service: Service) -> dict[str, Any]:
 def _prompts(
     service: Service, given: str | list[str] | list[int] | list[list[int]]
 ) -> list[array[int]]:
-    encode = service.model.tokenizer.encode
+    encode = service.encode
     if isinstance(given, str):
         return [service.check_tokens(encode(given))]
     if not given:

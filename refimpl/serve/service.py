@@ -10,7 +10,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from refimpl.config import ConfigError, EngineConfig, PrefetchConfig
 from refimpl.keys import TokenPrompt
@@ -20,8 +20,11 @@ from refimpl.run.record import Row
 from refimpl.serve.bridge import Asked, Bridge
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Ending, Generation
+from refimpl.serve.limits import well_formed
 from refimpl.serve.metrics import Metrics
 from refimpl.workload.request import RequestSpec
+
+TOKEN_LENGTH_MAX: Final = 256  # characters; longer than the longest token of any vocabulary in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Served:
     vocab: int
     positions_max: int
     has_logprobs: bool = True  # what only a model knows
+    is_mla: bool = False
 
 
 @dataclass(slots=True)
@@ -94,13 +98,30 @@ class Service:
             known = f"the model {name!r} does not exist; this server has {self.name!r}"
             raise RequestError(known, 404, "model")
 
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a prompt. Raises RequestError, without trying, for what can't fit or can't be."""
+        longest = self.context_tokens * TOKEN_LENGTH_MAX
+        if len(text) > longest:
+            raise RequestError(
+                f"the prompt of {len(text)} characters is longer than this server's context of"
+                f" {self.context_tokens} tokens; shorten it"
+            )
+        try:
+            return self.model.tokenizer.encode(well_formed(text))
+        except ValueError as error:
+            raise RequestError(f"the prompt: {error}") from None
+
+    def check_vocabulary(self, tokens: Sequence[int]) -> None:
+        """Raise RequestError for a token that the model does not have."""
+        if tokens and (min(tokens) < 0 or max(tokens) >= self.model.vocab):
+            last = self.model.vocab - 1
+            raise RequestError(f"a token lies outside the vocabulary: from 0 to {last}")
+
     def check_tokens(self, tokens: Sequence[int]) -> array[int]:
         """The tokens of a prompt. Raises RequestError where they are none."""
-        vocab = self.model.vocab
         if not tokens:
             raise RequestError("the prompt is empty: give it at least one token")
-        if min(tokens) < 0 or max(tokens) >= vocab:
-            raise RequestError(f"a token lies outside the vocabulary: from 0 to {vocab - 1}")
+        self.check_vocabulary(tokens)
         if len(tokens) >= self.context_tokens:
             raise RequestError(
                 f"the prompt of {len(tokens)} tokens leaves no room for an answer: this server's"

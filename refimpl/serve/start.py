@@ -37,5 +37,11 @@ def start_service(
     executor = instance_of(resolved, choice, model, name, ranks)
     executor.keeps_outputs = False
     config = model.config
-    served = Served(config.name, model.tokenizer, config.vocab, config.positions_max)
+    served = Served(
+        config.name,
+        model.tokenizer,
+        config.vocab,
+        config.positions_max,
+        is_mla=config.mla is not None,
+    )
     return service_of(resolved, served, executor, name, asdict(options) | asdict(choice))

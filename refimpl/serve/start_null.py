@@ -25,6 +25,13 @@ def start_null_service(options: Options, served_name: str | None = None) -> Serv
     resolved = simulation_of(options)
     (lanes,) = resolved.lanes()
     shape = model_named(options.model)
-    served = Served(shape.name, ByteTokenizer(), shape.vocab, POSITIONS_MAX, has_logprobs=False)
+    served = Served(
+        shape.name,
+        ByteTokenizer(),
+        shape.vocab,
+        POSITIONS_MAX,
+        has_logprobs=False,
+        is_mla=shape.is_mla,
+    )
     settings = asdict(options) | {"hands": "none"}
     return service_of(resolved, served, NullExecutor(lanes), served_name or shape.name, settings)

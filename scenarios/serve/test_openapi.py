@@ -14,7 +14,11 @@ import httpx
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import status_code_conformance
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 from refimpl.run.options import Options
 from refimpl.serve.admin import Keys
@@ -27,6 +31,12 @@ OPTIONS = Options(page_size=16, max_total_tokens=512, enable_hierarchical_cache=
 OVERLOAD = 503  # says that the server is full, not that it has failed
 EXAMPLES, EXAMPLES_SLOW = 8, 150
 SHORT = 4  # answers and tokens
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
 
 pytestmark = pytest.mark.live
 
@@ -76,7 +86,7 @@ def check(operation: Any, url: str, examples: int) -> None:
         shorten(case.body)
         answer = case.call(base_url=url, timeout=60)
         if answer.status_code != OVERLOAD:
-            case.validate_response(answer, checks=[not_a_server_error, status_code_conformance])
+            case.validate_response(answer, checks=CHECKS)
 
     each()
 
@@ -85,6 +95,11 @@ def test_the_document_has_every_route_of_a_client() -> None:
     paths = {label.partition(" ")[2] for label in OPERATIONS}
     assert {"/generate", "/v1/completions", "/v1/chat/completions", "/flush_cache"} <= paths
     assert {"/hicache/storage-backend", "/v1/loads", "/tokenize", "/server_info"} <= paths
+
+
+def test_the_document_promises_no_422_since_none_is_sent() -> None:
+    told = {label: set(each.definition.raw["responses"]) for label, each in OPERATIONS.items()}
+    assert [label for label, statuses in told.items() if "422" in statuses] == []
 
 
 @pytest.mark.parametrize("label", sorted(OPERATIONS))

@@ -15,6 +15,7 @@ from refimpl.messages import (
     CloseStorage,
     Command,
     CutBatch,
+    EmptyStorage,
     Event,
     Fetch,
     Fetched,
@@ -27,6 +28,7 @@ from refimpl.messages import (
     Reply,
     RunBatch,
     StorageClosed,
+    StorageEmptied,
     StorageOpened,
     Store,
     Stored,
@@ -374,8 +376,17 @@ def test_closing_answers_once_and_may_fail() -> None:
 def test_the_backend_is_opened_or_closed_one_at_a_time() -> None:
     lanes = lanes_of()
     lanes.submit(OpenStorage("file"), 0)
-    with pytest.raises(AssertionError, match="being opened or closed"):
+    with pytest.raises(AssertionError, match="being opened, cleared or closed"):
         lanes.submit(CloseStorage(), 0)
+
+
+def test_a_clear_empties_the_store_and_takes_as_long_as_a_close() -> None:
+    store = stored(2)
+    lanes = lanes_of(store)
+    lanes.submit(EmptyStorage(), 0)
+    assert len(store) == 2
+    assert drain(lanes) == [(COST.close_ns, StorageEmptied())]
+    assert len(store) == 0
 
 
 # ---- faults -------------------------------------------------------------------------------------
