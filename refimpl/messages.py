@@ -125,9 +125,14 @@ class AttachStorage(Event, frozen=True, gc=False):
 
 
 class DetachStorage(Event, frozen=True, gc=False):
-    """Turn L3 off; nothing that is stored is deleted."""
+    """Turn L3 off; nothing that is stored is deleted.
+
+    ``takes_back``: undo the last attach instead. What it opened is closed and the policies before it hold
+    again; one that only changed policies leaves L3 on.
+    """
 
     drain: str = "none"
+    takes_back: bool = False
 
 
 class StorageOpened(Event, frozen=True, gc=False):

@@ -7,7 +7,8 @@
     CLOSING   -> DETACHED   closed; what is stored stays stored
     CLOSING   -> ATTACHED   could not be closed; nothing has changed
 
-Not idle: refused, unless ``drain`` says to wait until it is, with new requests held back in the
+An attach can be taken back once, which also restores the policies from before it: whoever attaches
+several ranks does that where one of them fails. Not idle: refused, unless ``drain`` says to wait until it is, with new requests held back in the
 meantime ("queue") or refused ("refuse"). Must not know: how a backend is built. Called by: engine.
 """
 
@@ -41,13 +42,23 @@ Change: TypeAlias = AttachStorage | DetachStorage
 class Attachment:
     """The state of L3 and the change that is asked for, if one is."""
 
-    __slots__ = ("_cache", "_generations", "_out", "_prefetcher", "backend", "change", "state")
+    __slots__ = (
+        "_before",
+        "_cache",
+        "_generations",
+        "_out",
+        "_prefetcher",
+        "backend",
+        "change",
+        "state",
+    )
 
     def __init__(self, cache: HiCache, prefetcher: Prefetcher, out: Outbox, backend: str) -> None:
         self._cache = cache
         self._prefetcher = prefetcher
         self._out = out
         self._generations = 0
+        self._before: tuple[str, CacheConfig] | None = None  # state and policies before an attach
         self.backend = backend  # the one that is attached, or was last
         self.state = DETACHED
         self.change: Change | None = None  # waits for idleness, or is being carried out
@@ -69,6 +80,11 @@ class Attachment:
         error = self._objection(change)
         if error:
             self._answer(change, error)
+        elif isinstance(change, DetachStorage) and change.takes_back and self._before is None:
+            self._answer(change, "no attach is there to take back")
+        elif isinstance(change, DetachStorage) and change.takes_back and self._is_policies_only:
+            self._restore_policies()
+            self._answer(change, "", "policies taken back")
         elif isinstance(change, DetachStorage) and self.state == DETACHED:
             self._answer(change, "", "nothing was attached")
         elif isinstance(change, AttachStorage) and self.state == ATTACHED:
@@ -77,6 +93,7 @@ class Attachment:
                     change, f"storage backend {self.backend!r} is attached. Detach it first."
                 )
             else:
+                self._before = ATTACHED, self._cache.config
                 self._apply_policies(change)
                 self._answer(change, "", "already enabled with same backend; policies updated.")
         elif busy and change.drain == "none":
@@ -121,6 +138,7 @@ class Attachment:
             self.state = DETACHED
         else:
             self.backend = change.backend
+            self._before = DETACHED, self._cache.config
             self._apply_policies(change)
             self._enter_attached()
         self._answer(change, error, "attached")
@@ -128,13 +146,16 @@ class Attachment:
     def closed(self, error: str) -> None:
         """``CloseStorage`` has ended."""
         change = self.change
-        assert self.state == CLOSING and change is not None
+        assert self.state == CLOSING and isinstance(change, DetachStorage)
         self.change = None
         if error:
             self.state = ATTACHED
         else:
             self.state = DETACHED
             self._cache.host.generation = 0
+            if change.takes_back:
+                self._restore_policies()
+            self._before = None
             self._note()
         self._answer(change, error, "detached")
 
@@ -156,7 +177,22 @@ class Attachment:
             )
         if change.write_policy is not None:
             config = replace(config, write_policy=change.write_policy)
-        cache.set_policies(config)
+        self._follow(config)
+
+    @property
+    def _is_policies_only(self) -> bool:
+        """The last attach found L3 on, and changed policies alone."""
+        return self._before is not None and self._before[0] == ATTACHED
+
+    def _restore_policies(self) -> None:
+        """Those from before the last attach."""
+        assert self._before is not None
+        _, config = self._before
+        self._before = None
+        self._follow(config)
+
+    def _follow(self, config: CacheConfig) -> None:
+        self._cache.set_policies(config)
         self._prefetcher.set_config(config.prefetch)
 
     def _note(self) -> None:
