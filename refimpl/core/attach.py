@@ -8,8 +8,9 @@
     CLOSING   -> ATTACHED   could not be closed; nothing has changed
 
 An attach can be taken back once, which also restores the policies from before it: whoever attaches
-several ranks does that where one of them fails. Not idle: refused, unless ``drain`` says to wait until it is, with new requests held back in the
-meantime ("queue") or refused ("refuse"). Must not know: how a backend is built. Called by: engine.
+several ranks does that where one of them fails. Not idle: refused, unless ``drain`` says to wait until
+it is, with new requests held back in the meantime ("queue") or refused ("refuse").
+Must not know: how a backend is built. Called by: engine.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Must not know: how a backend is opened. Called by: app.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 
 from fastapi import APIRouter, Depends, Request
@@ -105,7 +104,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
             extra or "",
             prefetch,
         )
-        answer = await asyncio.wrap_future(service.bridge.change(event))
+        answer = await service.changes.change(event)
         if not answer.ok:
             return PlainTextResponse(f"{failed}{answer.message}\n", 400)
         service.storage = Storage(
@@ -118,7 +117,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
 
     @router.delete(path)
     async def detach(drain: str = "none") -> Response:
-        answer = await asyncio.wrap_future(service.bridge.change(DetachStorage(drain)))
+        answer = await service.changes.change(DetachStorage(drain))
         if not answer.ok:
             failed = "Failed to detach HiCache storage backend.\n"
             return PlainTextResponse(f"{failed}{answer.message}\n", 400)

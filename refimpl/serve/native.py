@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from refimpl.model.choice import TOP_LOGPROBS_MAX
 from refimpl.model.tokenizer import Tokenizer, decode
-from refimpl.serve.bodies import Choices, Namespaced
+from refimpl.serve.bodies import Choices, DataParallelRank, Namespaced
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Finish, Generation, Whole, all_whole
 from refimpl.serve.presence import Running, unless_gone
@@ -82,12 +82,15 @@ def native_routes(service: Service) -> APIRouter:
 
     @router.post("/generate")
     @router.put("/generate", include_in_schema=False)
-    async def generate(body: GenerateBody, request: Request) -> Any:
+    async def generate(
+        body: GenerateBody, request: Request, dp_rank: DataParallelRank = None
+    ) -> Any:
+        rank = body.rank_with(dp_rank)
         prompts, is_batch = _prompts(service, body)
         asked = [
             each
             for at, prompt in enumerate(prompts)
-            for each in service.generations(prompt, body.wish(at))
+            for each in service.generations(prompt, replace(body.wish(at), dp_rank=rank))
         ]
         named = dict(zip(_names(body.rid, len(asked)), asked, strict=True))
         is_batch = is_batch or len(asked) > 1
@@ -104,7 +107,7 @@ def native_routes(service: Service) -> APIRouter:
     @router.post("/abort_request")
     async def abort_request(body: AbortBody) -> Response:
         for each in running.found(body.rid, all_of_them=body.abort_all):
-            service.bridge.abort(each.rid)
+            service.ranks.abort(each.rid)
         return Response()
 
     return router
@@ -168,6 +171,8 @@ def _answer(service: Service, body: GenerateBody, name: str, so_far: Whole) -> d
         "cached_tokens_details": cached_details(row, service.storage.backend),
         "weight_version": "default",
     }
+    if (rank := service.dp_rank_of(row.rid)) is not None:
+        meta["dp_rank"] = rank
     if body.return_logprob:
         tokenizer = service.model.tokenizer if body.return_text_in_logprobs else None
         meta |= _logprobs(so_far, body.top_logprobs_num, tokenizer)

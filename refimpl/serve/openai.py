@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from refimpl.model.chat import ChatError
 from refimpl.model.choice import TOP_LOGPROBS_MAX
 from refimpl.run.record import Row
-from refimpl.serve.bodies import Choices, Namespaced
+from refimpl.serve.bodies import Choices, DataParallelRank, Namespaced
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Generation, Whole, all_whole
 from refimpl.serve.logprobs import Told, chat_logprobs, completion_logprobs
@@ -92,12 +92,15 @@ def openai_routes(service: Service) -> APIRouter:
         return _model(service)
 
     @router.post("/v1/completions")
-    async def completions(body: CompletionBody, request: Request) -> Any:
+    async def completions(
+        body: CompletionBody, request: Request, dp_rank: DataParallelRank = None
+    ) -> Any:
         service.check_name(body.model)
         prompts = _prompts(service, body.prompt)
         limit = 16 if body.max_tokens is None else body.max_tokens
         wish = replace(
             body.wish_of(limit, body.seed, body),
+            dp_rank=body.rank_with(dp_rank),
             is_followed=body.stream,
             logprobs=body.logprobs is not None,
             top_logprobs=body.logprobs or 0,
@@ -110,7 +113,9 @@ def openai_routes(service: Service) -> APIRouter:
         return answer.whole(await unless_gone(request, all_whole(asked)), echoes)
 
     @router.post("/v1/chat/completions")
-    async def chat_completions(body: ChatBody, request: Request) -> Any:
+    async def chat_completions(
+        body: ChatBody, request: Request, dp_rank: DataParallelRank = None
+    ) -> Any:
         service.check_name(body.model)
         if not body.messages:
             raise RequestError("messages is empty: send at least one", param="messages")
@@ -125,6 +130,7 @@ def openai_routes(service: Service) -> APIRouter:
         limit = room if given is None else given
         wish = replace(
             body.wish_of(limit, body.seed, body),
+            dp_rank=body.rank_with(dp_rank),
             is_followed=body.stream,
             logprobs=body.logprobs,
             top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,

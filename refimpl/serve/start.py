@@ -10,8 +10,10 @@ from dataclasses import asdict
 from refimpl.config import require
 from refimpl.model.shard import Shard
 from refimpl.run.hands import geometry_of
+from refimpl.run.live import LiveExecutor
 from refimpl.run.model_choice import ModelChoice
 from refimpl.run.options import Options
+from refimpl.run.rank_group import RankGroup
 from refimpl.run.rank_setup import ONE_PROCESS, RankChoice, instance_of
 from refimpl.serve.service import Served, Service
 from refimpl.serve.settle import check_server, service_of, simulation_of, with_l1
@@ -34,8 +36,15 @@ def start_service(
     page_bytes = geometry_of(model.config, options.page_size, options.tp_size).page_bytes
     resolved = simulation_of(options, page_bytes)
     name = served_name or choice.path
-    executor = instance_of(resolved, choice, model, name, ranks)
-    executor.keeps_outputs = False
+    executors: list[LiveExecutor | RankGroup] = []
+    try:
+        for _ in range(options.dp_size):  # over the same weights, which nobody changes
+            executors.append(instance_of(resolved, choice, model, name, ranks))
+            executors[-1].keeps_outputs = False
+    except BaseException:
+        for executor in executors:
+            executor.close()
+        raise
     config = model.config
     served = Served(config.name, model.tokenizer, config.vocab, config.positions_max)
-    return service_of(resolved, served, executor, name, asdict(options) | asdict(choice))
+    return service_of(resolved, served, executors, name, asdict(options) | asdict(choice))

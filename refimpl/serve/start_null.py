@@ -23,8 +23,8 @@ def start_null_service(options: Options, served_name: str | None = None) -> Serv
     """Everything but the engine's thread. Raises ConfigError for what can't work."""
     check_server(options)
     resolved = simulation_of(options)
-    (lanes,) = resolved.lanes()
+    executors = [NullExecutor(lanes) for lanes in resolved.lanes()]
     shape = model_named(options.model)
     served = Served(shape.name, ByteTokenizer(), shape.vocab, POSITIONS_MAX, has_logprobs=False)
     settings = asdict(options) | {"hands": "none"}
-    return service_of(resolved, served, NullExecutor(lanes), served_name or shape.name, settings)
+    return service_of(resolved, served, executors, served_name or shape.name, settings)
