@@ -26,6 +26,7 @@ from scenarios.serve.served import serving_null
 OPTIONS = Options(page_size=16, max_total_tokens=512, enable_hierarchical_cache=True)
 OVERLOAD = 503  # says that the server is full, not that it has failed
 EXAMPLES, EXAMPLES_SLOW = 8, 150
+SHORT = 4  # answers and tokens
 
 pytestmark = pytest.mark.live
 
@@ -48,6 +49,20 @@ def url() -> Iterator[str]:
             assert client.get("/health").status_code == 200  # after all that
 
 
+def shorten(body: Any) -> None:
+    """Of a body that is valid, ask for a short answer: L1 is small, and 128 long ones take minutes."""
+    if not isinstance(body, dict):
+        return
+    for key in ("max_tokens", "max_completion_tokens", "max_new_tokens"):
+        if body.get(key) is None or (isinstance(body[key], int) and body[key] > SHORT):
+            body[key] = SHORT
+    if isinstance(body.get("n"), int) and body["n"] > SHORT:
+        body["n"] = SHORT
+    params = body.get("sampling_params")
+    for each in params if isinstance(params, list) else [params]:
+        shorten(each)
+
+
 def check(operation: Any, url: str, examples: int) -> None:
     @settings(
         max_examples=examples,
@@ -58,6 +73,7 @@ def check(operation: Any, url: str, examples: int) -> None:
     )
     @given(case=operation.as_strategy())
     def each(case: Any) -> None:
+        shorten(case.body)
         answer = case.call(base_url=url, timeout=60)
         if answer.status_code != OVERLOAD:
             case.validate_response(answer, checks=[not_a_server_error, status_code_conformance])

@@ -178,7 +178,8 @@ def test_a_name_that_is_under_way_is_refused(client: httpx.Client) -> None:
         "sampling_params": {"max_new_tokens": 900, "ignore_eos": True},
     }
     with client.stream("POST", "/generate", json=body) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()  # kept: the stream is closed with it
+        next(lines)
         again = client.post("/generate", json={"text": "twice", "rid": "one"})
     assert again.status_code == 400
     assert "'one'" in again.json()["error"]["message"]

@@ -145,7 +145,12 @@ async def change(load: Load, client: Client, random: Random) -> None:
     if random.below(2):
         load.note("detach", await client.delete(f"{path}?drain=queue"), 200, 400)
         return
-    extra = {"file_storage_path": str(load.folder), "prefetch_threshold": 16}
+    # Bounded, as the index that the backend keeps of its files would grow with them.
+    extra = {
+        "file_storage_path": str(load.folder),
+        "prefetch_threshold": 16,
+        "max_size": "4mb",
+    }
     asked = {
         "hicache_storage_backend": "file",
         "hicache_storage_backend_extra_config_json": json.dumps(extra),
