@@ -7,9 +7,11 @@
     CLOSING   -> DETACHED   closed; what is stored stays stored
     CLOSING   -> ATTACHED   could not be closed; nothing has changed
 
-An attach can be taken back once, which also restores the policies from before it: whoever attaches
-several ranks does that where one of them fails. Not idle: refused, unless ``drain`` says to wait until
-it is, with new requests held back in the meantime ("queue") or refused ("refuse").
+An attach can be taken back once, which restores the policies from before it, and leaves L3 on where the
+attach found it so: whoever attaches several ranks does that where one of them fails.
+
+Not idle: refused, unless ``drain`` says to wait until it is, with new requests held back in the
+meantime ("queue") or refused ("refuse").
 Must not know: how a backend is built. Called by: engine.
 """
 

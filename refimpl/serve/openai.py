@@ -25,7 +25,7 @@ from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Generation, Whole, all_whole
 from refimpl.serve.logprobs import Told, chat_logprobs, completion_logprobs
 from refimpl.serve.presence import unless_gone
-from refimpl.serve.service import Service, cached_details
+from refimpl.serve.service import Service, Wish, cached_details
 from refimpl.serve.sse import merged, stream
 
 
@@ -38,6 +38,11 @@ class _Body(Choices, Namespaced):
     stream: bool = False
     stream_options: dict[str, Any] | None = None
     return_cached_tokens_details: bool = False
+
+    def wish_with(self, output_tokens: int, dp_rank: int | None) -> Wish:
+        """What is asked for but for probabilities; ``dp_rank`` is the header's."""
+        wish = self.wish_of(output_tokens, self.seed, self)
+        return replace(wish, dp_rank=self.rank_with(dp_rank), is_followed=self.stream)
 
     def streams_with(self, option: str) -> bool:
         """Is an option of streams on: include_usage or continuous_usage_stats?"""
@@ -99,9 +104,7 @@ def openai_routes(service: Service) -> APIRouter:
         prompts = _prompts(service, body.prompt)
         limit = 16 if body.max_tokens is None else body.max_tokens
         wish = replace(
-            body.wish_of(limit, body.seed, body),
-            dp_rank=body.rank_with(dp_rank),
-            is_followed=body.stream,
+            body.wish_with(limit, dp_rank),
             logprobs=body.logprobs is not None,
             top_logprobs=body.logprobs or 0,
         )
@@ -129,9 +132,7 @@ def openai_routes(service: Service) -> APIRouter:
         room = service.context_tokens - len(tokens)
         limit = room if given is None else given
         wish = replace(
-            body.wish_of(limit, body.seed, body),
-            dp_rank=body.rank_with(dp_rank),
-            is_followed=body.stream,
+            body.wish_with(limit, dp_rank),
             logprobs=body.logprobs,
             top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
         )
