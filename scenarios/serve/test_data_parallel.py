@@ -76,7 +76,7 @@ def test_requests_take_turns_on_all_ranks(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("how", ["header", "body", "old name", "both"])
 def test_a_request_goes_to_the_rank_it_names(client: httpx.Client, how: str) -> None:
-    for rank in range(RANKS):
+    for rank in (3, 3, 0, 2, 2, 1):  # never what taking turns would give
         header = {"X-Data-Parallel-Rank": str(rank)} if how in ("header", "both") else None
         name = {
             "body": "routed_dp_rank",

@@ -49,10 +49,13 @@ def test_cache_aware_dispatch_hits_no_less_than_round_robin(ranks: int) -> None:
 
 
 def test_what_one_rank_stores_another_reads() -> None:
-    alone = run(dp_size=4)
-    shared = run(dp_size=4, hicache_storage_backend="memory")
-    assert sum(row.storage_tokens for row in shared.rows.values()) > 0
-    assert hit_tokens(shared) > hit_tokens(alone)
+    """Turns of a chat take turns on the ranks, and no other chat has their prefix."""
+    chats = "multi_turn:clients=6,rounds=3"
+    rows = run(workload=chats, dp_size=4, hicache_storage_backend="memory").rows.values()
+    at = {(row.session, row.turn): row.instance for row in rows}
+    moved = [row for row in rows if row.turn == 1 and at[row.session, 0] != row.instance]
+    assert any(row.storage_tokens for row in moved)
+    assert not any(row.device_tokens + row.host_tokens for row in moved)
 
 
 def test_ranks_multiply_instances_and_the_same_run_gives_the_same_decisions() -> None:
