@@ -93,7 +93,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
         extra = body.hicache_storage_backend_extra_config_json
         try:
             prefetch = _prefetch(service, body.hicache_storage_backend, extra)
-            _check_same_store(service.storage, body.hicache_storage_backend, extra)
+            _check_same_store(service, body.hicache_storage_backend, extra)
         except ConfigError as error:
             return PlainTextResponse(f"{failed}{error}\n", 400)
         event = AttachStorage(
@@ -131,12 +131,19 @@ def _prefetch(service: Service, backend: str, extra: str | None) -> PrefetchConf
     return prefetch_of(service.prefetch, read_extra_config(extra, backend))
 
 
-def _check_same_store(now: Storage, backend: str, extra: str | None) -> None:
-    """Policies can be updated in place; another place to store needs a detach first."""
-    if now.backend != backend or extra is None:
+def _check_same_store(service: Service, backend: str, extra: str | None) -> None:
+    """Policies can be updated in place; another place to store needs a detach first.
+
+    The ranks are asked and not the mirror, which says nothing of those that a failed change left attached.
+    """
+    if extra is None:
         return
-    ours, theirs = (read_extra_config(text, backend).backend for text in (now.extra_config, extra))
-    require(
-        ours == theirs,
-        f"storage backend {backend!r} is attached with other keys. Detach it first.",
-    )
+    theirs = read_extra_config(extra, backend).backend
+    for rank, now in enumerate(service.changes.attached):
+        if now is None or now.backend != backend:
+            continue
+        whose = f"rank {rank}: " if len(service.ranks) > 1 else ""
+        require(
+            read_extra_config(now.extra_config or None, backend).backend == theirs,
+            f"{whose}storage backend {backend!r} is attached with other keys. Detach it first.",
+        )

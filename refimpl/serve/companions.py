@@ -52,6 +52,7 @@ def companions_of(service: Service, keys: Keys, sockets: Sockets) -> list[Compan
 
 def add_kv_events(service: Service, config: KvEventsConfig, made: list[Companion]) -> None:
     """A publisher a rank, appended to ``made`` as it is bound: TCP ports follow that of rank 0."""
+    config.check_ranks(len(service.ranks))
     first = kv_events_of(service, config)
     made.append(first)
     for rank in range(1, len(service.ranks)):

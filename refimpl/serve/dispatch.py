@@ -65,13 +65,20 @@ class Dispatch:
             return self.ranks[0].bridge.submit(asked, heard)
         keys = self._keys(asked.spec) if self._needs_keys else []
         with self._lock:
-            rank = self._router.choose(keys) if asked.dp_rank is None else asked.dp_rank
+            rank = self._chosen(asked.dp_rank, keys)
             self._router.started(rank)
         return self.ranks[rank].bridge.submit(asked, self._noting(rank, heard))
 
     def abort(self, rid: int) -> None:
         """Nobody waits for ``rid`` any more; that it is over already does no harm."""
         self.ranks[self.rank_of(rid)].bridge.abort(rid)
+
+    def _chosen(self, named: int | None, keys: list[PageKey]) -> int:
+        """The rank that the client names, else one of the policy's choice."""
+        if named is None:
+            return self._router.choose(keys)
+        self._router.told(named, keys)
+        return named
 
     def _keys(self, spec: RequestSpec) -> list[PageKey]:
         seed = namespace_seed(spec.extra_key, spec.cache_salt, spec.lora_id)

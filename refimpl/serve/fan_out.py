@@ -26,7 +26,7 @@ class FanOut:
     def __init__(self, bridges: Sequence[Bridge], attached: AttachStorage | None = None) -> None:
         self.rolls_back = True
         self._bridges = list(bridges)
-        self._attached = [attached for _ in bridges]  # what opened the store of each rank
+        self.attached = [attached for _ in bridges]  # what opened the store of each rank, if any
         self._is_changing = False
         self._tasks: set[asyncio.Task[Answer]] = set()
 
@@ -38,10 +38,10 @@ class FanOut:
         return await asyncio.shield(task)
 
     async def _change(self, event: Change | Flush) -> Answer:
-        if len(self._bridges) == 1:
-            return await asyncio.wrap_future(self._bridges[0].change(event))
-        if isinstance(event, Flush):
-            return _joined(await self._ask_all([event] * len(self._bridges)))
+        if isinstance(event, Flush) or len(self._bridges) == 1:
+            answers = await self._ask_all([event] * len(self._bridges))
+            self._note(event, answers)
+            return _joined(answers)
         if self._is_changing:
             name = _name(event)
             refused = f"Reject {name}: another attach or detach is under way"
@@ -53,14 +53,19 @@ class FanOut:
             self._is_changing = False
 
     async def _on_all(self, event: Change) -> Answer:
-        before = list(self._attached)
+        before = list(self.attached)
         answers = await self._ask_all([event] * len(self._bridges))
-        for rank, answer in enumerate(answers):
-            if answer.ok:
-                self._attached[rank] = _after(event, before[rank])
+        self._note(event, answers)
         if not all(answer.ok for answer in answers) and self.rolls_back:
             answers = await self._roll_back(event, answers, before)
         return _joined(answers)
+
+    def _note(self, event: Change | Flush, answers: Sequence[Answer]) -> None:
+        if isinstance(event, Flush):
+            return
+        for rank, answer in enumerate(answers):
+            if answer.ok:
+                self.attached[rank] = _after(event, self.attached[rank])
 
     async def _roll_back(
         self, event: Change, answers: Sequence[Answer], before: Sequence[AttachStorage | None]
@@ -76,7 +81,7 @@ class FanOut:
             if undo is None:
                 continue
             if answer.ok:
-                self._attached[rank] = before[rank]
+                self.attached[rank] = before[rank]
             result = "taken back" if answer.ok else f"NOT TAKEN BACK: {answer.message}"
             told[rank] = Answer(_name(event), False, f"{answers[rank].message}, {result}")
         return told
@@ -114,6 +119,8 @@ def _undo(event: Change, before: AttachStorage | None) -> Change | None:
 
 
 def _joined(answers: Sequence[Answer]) -> Answer:
-    """One answer: done if all ranks have done it, with what each said."""
+    """One answer: done if all ranks have done it, with what each said; one rank speaks for itself."""
+    if len(answers) == 1:
+        return answers[0]
     said = " | ".join(f"rank {rank}: {answer.message}" for rank, answer in enumerate(answers))
     return Answer(answers[0].request, all(answer.ok for answer in answers), said)

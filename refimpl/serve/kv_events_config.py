@@ -44,6 +44,22 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         local = self.endpoint.startswith(("ipc://", "inproc://"))
         return local or any(wildcard in self.endpoint for wildcard in _WILDCARDS)
 
+    def check_ranks(self, ranks: int) -> None:
+        """Raise ConfigError where the ports of events and of their replay would meet."""
+        if self.replay_endpoint is None or not self.binds:
+            return
+        (host, port), (replay_host, replay_port) = (
+            (place.rpartition(":")[0], place.rpartition(":")[2])
+            for place in (self.endpoint, self.replay_endpoint)
+        )
+        if host != replay_host or not (port.isdigit() and replay_port.isdigit()):
+            return
+        require(
+            abs(int(port) - int(replay_port)) >= ranks,
+            f"{FLAG}: endpoint and replay_endpoint must be at least {ranks} ports apart, one for each"
+            f" rank of --dp-size; {port} and {replay_port} are not",
+        )
+
     def of_rank(self, rank: int, port: int, replay_port: int) -> KvEventsConfig:
         """The same for another data-parallel rank than 0, whose ports these are: so many further on."""
         replay = self.replay_endpoint

@@ -150,4 +150,6 @@ def load_endpoint(asked: str, events: KvEventsConfig, ranks: int = 1) -> str | N
         )
     taken = (events.replay_endpoint or "").rpartition(":")[2]
     behind = int(port) + ranks
-    return f"{host}:{behind + ranks if taken == str(behind) else behind}"
+    if taken.isdigit() and abs(int(taken) - behind) < ranks:  # some rank's replay is there
+        behind = int(taken) + ranks
+    return f"{host}:{behind}"

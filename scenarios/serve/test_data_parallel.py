@@ -14,13 +14,17 @@ pytest.importorskip("fastapi", reason="the server is not installed: pip install 
 pytest.importorskip("zmq", reason="ZMQ is not installed: pip install -e '.[serve]'")
 
 import httpx
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from refimpl.config import ConfigError
 from refimpl.core.check import check_quiescent
 from refimpl.run.options import Options
+from refimpl.serve.companions import Sockets, companions_of
 from refimpl.serve.kv_events_config import KvEventsConfig, endpoint_of_rank
 from refimpl.serve.load_publisher import load_endpoint
 from refimpl.serve.service import Service
+from refimpl.serve.start_null import start_null_service
 from refimpl.serve.zmq_ingress import ZmqIngress
 from scenarios.serve.served import OPEN, serving_null
 from scenarios.serve.zmq_client import zmq_client
@@ -259,6 +263,10 @@ def test_the_load_of_ranks_goes_behind_all_ports_of_their_events() -> None:
         publisher="zmq", endpoint="tcp://*:5557", replay_endpoint="tcp://*:5561"
     )
     assert load_endpoint("auto", events, RANKS) == "tcp://*:5565"
+    events = KvEventsConfig(
+        publisher="zmq", endpoint="tcp://*:5557", replay_endpoint="tcp://*:5563"
+    )
+    assert load_endpoint("auto", events, RANKS) == "tcp://*:5567"
 
 
 def test_a_prompt_goes_to_the_rank_that_has_it() -> None:
@@ -271,6 +279,36 @@ def test_a_prompt_goes_to_the_rank_that_has_it() -> None:
     assert sorted(first) == list(range(RANKS))
     assert [meta["dp_rank"] for meta in again] == first
     assert [meta["cached_tokens"] for meta in again] == [96] * RANKS
+
+
+def test_a_prompt_goes_where_a_client_once_sent_its_beginning() -> None:
+    options = replace(
+        OPTIONS,
+        load_balance_method="cache_aware",
+        hicache_storage_backend=None,
+        hicache_storage_prefetch_policy=None,
+        hicache_storage_backend_extra_config=None,
+    )
+    with serving_null(options) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        ask(client, 1, routed_dp_rank=3)
+        again = ask(client, 1)["meta_info"]
+    assert (again["dp_rank"], again["cached_tokens"]) == (3, 96)
+
+
+def test_events_and_their_replay_need_ports_as_far_apart_as_there_are_ranks() -> None:
+    def events(replay_endpoint: str) -> KvEventsConfig:
+        endpoint = "tcp://127.0.0.1:5557"
+        return KvEventsConfig("zmq", endpoint, bind=True, replay_endpoint=replay_endpoint)
+
+    near = events("tcp://127.0.0.1:5558")
+    near.check_ranks(1)
+    with pytest.raises(ConfigError, match=r"at least 4 ports apart, .* 5557 and 5558"):
+        near.check_ranks(RANKS)
+    events("tcp://127.0.0.1:5561").check_ranks(RANKS)
+    events("tcp://127.0.0.2:5558").check_ranks(RANKS)
+    sockets = Sockets(kv_events_config=json.dumps(msgspec.to_builtins(near)))
+    with pytest.raises(ConfigError, match="at least 4 ports apart"):
+        companions_of(start_null_service(OPTIONS), OPEN, sockets)
 
 
 def test_json_of_one_rank_says_nothing_of_ranks() -> None:

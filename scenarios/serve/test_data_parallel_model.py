@@ -115,6 +115,16 @@ def test_three_ranks_answer_as_one_and_read_what_others_stored(
         check_quiescent(each.bridge.engine)
 
 
+def test_ranks_of_tensor_parallel_ranks_answer_as_one_rank() -> None:
+    with serving() as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        alone = [ask(client, number)["output_ids"] for number in range(2)]
+    options = replace(OPTIONS, dp_size=2, tp_size=2)
+    with serving(options) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        together = [ask(client, number) for number in range(2)]
+    assert [answer["output_ids"] for answer in together] == alone
+    assert [answer["meta_info"]["dp_rank"] for answer in together] == [0, 1]
+
+
 def test_events_of_each_rank_tell_of_its_own_cache_on_the_next_port() -> None:
     made: list[Any] = []
     config = KvEventsConfig(

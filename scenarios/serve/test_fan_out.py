@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,15 +39,21 @@ WITH_L3 = replace(
 )
 
 
+def failing_by(faults: str, are_so: Callable[[list[Faults]], bool]) -> Options:
+    """Options whose seed makes the faults of all ranks come as they should."""
+    for seed in range(5000):
+        if are_so([Faults.parse(faults, seed + rank) for rank in range(RANKS)]):
+            options = WITH_L3 if "close_fail" in faults else OPTIONS
+            return replace(options, faults=faults, fault_seed=seed)
+    raise AssertionError("no seed of five thousand does that")
+
+
 def failing_at(kind: str, failing: int) -> Options:
     """Options under which that rank alone fails when it is first asked for ``kind``."""
-    faults = f"{kind}=500000"
-    for seed in range(1000):
-        strikes = [Faults.parse(faults, seed + rank).strike(kind) for rank in range(RANKS)]
-        if strikes == [rank == failing for rank in range(RANKS)]:
-            options = OPTIONS if kind == "open_fail" else WITH_L3
-            return replace(options, faults=faults, fault_seed=seed)
-    raise AssertionError("no seed of a thousand fails there alone")
+    alone = [rank == failing for rank in range(RANKS)]
+    return failing_by(
+        f"{kind}=500000", lambda faults: [each.strike(kind) for each in faults] == alone
+    )
 
 
 @contextmanager
@@ -208,3 +214,49 @@ def test_a_second_change_is_refused_while_one_is_under_way() -> None:
         long.result(30)
         assert first.result(30).status_code == 200
         assert all(has_l3 for has_l3, *_ in states(service))
+
+
+def test_a_store_that_does_not_open_again_is_said_and_can_be_attached_later() -> None:
+    """Rank 1 does not close, so that the others open again, which rank 3 fails at first."""
+
+    def are_so(faults: list[Faults]) -> bool:
+        closing = [each.strike("close_fail") for each in faults]
+        opening = [each.strike("open_fail") for each in faults]
+        later = faults[3].strike("open_fail")
+        return (closing, opening[0], opening[2:], later) == (
+            [False, True, False, False],
+            False,
+            [False, True],
+            False,
+        )
+
+    with server(failing_by("close_fail=500000,open_fail=500000", are_so)) as (client, service):
+        told = client.get(PATH).json()
+        answer = client.delete(PATH)
+        assert answer.status_code == 400
+        assert answer.text.count("detached, taken back") == 2
+        assert "rank 3: detached, NOT TAKEN BACK: Reject attach" in answer.text
+        assert [has_l3 for has_l3, *_ in states(service)] == [True, True, True, False]
+        assert client.get(PATH).json() == told
+        assert attach(client).status_code == 200
+        assert all(has_l3 for has_l3, *_ in states(service))
+
+
+def test_ranks_left_attached_take_no_other_store_until_they_are_detached() -> None:
+    """The server as a whole counts as detached then; some of its ranks are not."""
+    here, there = (f'{{"prefetch_threshold": 16, "store": "{name}"}}' for name in ("A", "B"))
+    key = "hicache_storage_backend_extra_config_json"
+
+    def are_so(faults: list[Faults]) -> bool:
+        first, then = ([each.strike("open_fail") for each in faults] for _ in "ab")
+        return first == [False, False, True, False] and not any(then)
+
+    options = failing_by("open_fail=500000", are_so)
+    with server(options, rolls_back=False) as (client, _):
+        assert attach(client, **{key: here}).status_code == 400
+        other = attach(client, **{key: there})
+        assert other.status_code == 400
+        assert "rank 0: storage backend 'memory' is attached with other keys" in other.text
+        assert client.delete(PATH).status_code == 200
+        assert attach(client, **{key: there}).status_code == 200
+        assert client.get(PATH).json()["hicache_storage_backend_extra_config"] == there
