@@ -1,8 +1,7 @@
 """What can be said to an engine, and what it orders.
 
 Events are facts from outside, commands are orders, facts (``facts``) are the record of decisions.
-Commands and facts encode to MessagePack, which is what the decision digest is taken over.
-
+Commands and facts encode to MessagePack, which the decision digest is taken over.
 The contract, asserted on both sides:
 1. every command with an ``op`` gets exactly one completing event, also after a cancel, also on
    failure; ``Landed`` comes once per storage batch before the last and is no completion;
@@ -125,9 +124,10 @@ class AttachStorage(Event, frozen=True, gc=False):
 
 
 class DetachStorage(Event, frozen=True, gc=False):
-    """Turn L3 off; nothing that is stored is deleted."""
+    """Turn L3 off; nothing that is stored is deleted. ``takes_back``: undo the last attach instead."""
 
     drain: str = "none"
+    takes_back: bool = False
 
 
 class ClearStorage(Event, frozen=True, gc=False):

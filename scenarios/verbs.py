@@ -168,8 +168,10 @@ def attach(stage: Stage, text: str) -> Lines:
 
 
 def detach(stage: Stage, text: str) -> Lines:
-    _, given = words_of(text)
-    return stage.show(stage.table.tell(DetachStorage(given.get("drain", "none"))))
+    """``[back] [drain=queue]``: ``back`` takes the last attach back."""
+    words, given = words_of(text)
+    event = DetachStorage(given.get("drain", "none"), "back" in words)
+    return stage.show(stage.table.tell(event))
 
 
 def clear(stage: Stage, text: str) -> Lines:

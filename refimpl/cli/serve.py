@@ -75,6 +75,14 @@ StrictAdmin = Annotated[
         "--strict-admin", help="no admin API without an admin key", rich_help_panel=SERVER
     ),
 ]
+NoAttachRollback = Annotated[
+    bool,
+    typer.Option(
+        "--no-attach-rollback",
+        help="where a rank of --dp-size fails to attach or detach, leave the others as they are now",
+        rich_help_panel=SERVER,
+    ),
+]
 
 NOT_OF_A_SERVER = (
     *("workload", "trace", "trace_format", "limit"),
@@ -101,6 +109,7 @@ def serve(
     api_key: ApiKey = None,
     admin_api_key: AdminKey = None,
     strict_admin: StrictAdmin = False,
+    no_attach_rollback: NoAttachRollback = False,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API, SGLang's own and the admin API of L3."""
     require_choice("--hands", hands, ("torch", "none"))
@@ -126,6 +135,7 @@ def serve(
         raise ConfigError(
             f"serve needs {error.name}: pip install -e '.[serve,torch,kernels]'"
         ) from None
+    service.changes.rolls_back = not no_attach_rollback
     keys = Keys(api_key, admin_api_key, strict=strict_admin)
     with listening(host, port) as listener:
         sockets = Sockets(host, zmq_port, kv_events_config, load_publish_endpoint)

@@ -63,8 +63,6 @@ _ALONE: Final = {
 # Flags that change what a server is: the value that holds here anyway, and what to do otherwise.
 _FIXED: Final = {
     "disaggregation-mode": ("null", "this server prefills and decodes: leave it out"),
-    "dp": ("1", "one data-parallel rank is served: leave it at 1"),
-    "dp-size": ("1", "one data-parallel rank is served: leave it at 1"),
     "pp-size": ("1", "a model is not split by layers here: leave it at 1"),
     "nnodes": ("1", f"{ONE_PROCESS}: leave it at 1"),
     "hicache-host-memory-mode": ("cache", "L2 is a cache here: leave it at cache"),

@@ -85,6 +85,11 @@ class Router:
         self._sent[worker] += 1
         return worker
 
+    def told(self, worker: int, keys: Sequence[PageKey]) -> None:
+        """Somebody else chose ``worker`` for these pages, and it will have them; then ``started``."""
+        self._sent[worker] += 1
+        self._indexes[worker].insert(keys)
+
     def started(self, worker: int) -> None:
         """A request was sent to ``worker``."""
         self.in_flight[worker] += 1

@@ -9,8 +9,12 @@
     ATTACHED  -> CLEARING   clear asked for while idle: ``EmptyStorage``
     CLEARING  -> ATTACHED   emptied, or in part: a new generation begins, so that L2 is written again
 
+An attach can be taken back once, which restores the policies from before it, and leaves L3 on where the
+attach found it so: whoever attaches several ranks does that where one of them fails.
+
 Not idle: refused, unless ``drain`` says to wait until it is, with new requests held back in the
-meantime ("queue") or refused ("refuse"). Must not know: how a backend is built. Called by: engine.
+meantime ("queue") or refused ("refuse").
+Must not know: how a backend is built. Called by: engine.
 """
 
 from __future__ import annotations
@@ -41,19 +45,29 @@ CLEARING: Final = "clearing"
 DRAINS: Final = ("none", "queue", "refuse")
 
 Change: TypeAlias = AttachStorage | DetachStorage | ClearStorage
-_NAMES: Final = {AttachStorage: "attach", DetachStorage: "detach", ClearStorage: "clear"}
+NAMES: Final = {AttachStorage: "attach", DetachStorage: "detach", ClearStorage: "clear"}
 
 
 class Attachment:
     """The state of L3 and the change that is asked for, if one is."""
 
-    __slots__ = ("_cache", "_generations", "_out", "_prefetcher", "backend", "change", "state")
+    __slots__ = (
+        "_before",
+        "_cache",
+        "_generations",
+        "_out",
+        "_prefetcher",
+        "backend",
+        "change",
+        "state",
+    )
 
     def __init__(self, cache: HiCache, prefetcher: Prefetcher, out: Outbox, backend: str) -> None:
         self._cache = cache
         self._prefetcher = prefetcher
         self._out = out
         self._generations = 0
+        self._before: tuple[str, CacheConfig] | None = None  # state and policies before an attach
         self.backend = backend  # the one that is attached, or was last
         self.state = DETACHED
         self.change: Change | None = None  # waits for idleness, or is being carried out
@@ -75,6 +89,11 @@ class Attachment:
         error = self._objection(change)
         if error:
             self._answer(change, error)
+        elif isinstance(change, DetachStorage) and change.takes_back and self._before is None:
+            self._answer(change, "no attach is there to take back")
+        elif isinstance(change, DetachStorage) and change.takes_back and self._is_policies_only:
+            self._restore_policies()
+            self._answer(change, "", "policies taken back")
         elif isinstance(change, DetachStorage) and self.state == DETACHED:
             self._answer(change, "", "nothing was attached")
         elif isinstance(change, ClearStorage) and self.state == DETACHED:
@@ -85,6 +104,7 @@ class Attachment:
                     change, f"storage backend {self.backend!r} is attached. Detach it first."
                 )
             else:
+                self._before = ATTACHED, self._cache.config
                 self._apply_policies(change)
                 self._answer(change, "", "already enabled with same backend; policies updated.")
         elif busy and change.drain == "none":
@@ -132,6 +152,7 @@ class Attachment:
             self.state = DETACHED
         else:
             self.backend = change.backend
+            self._before = DETACHED, self._cache.config
             self._apply_policies(change)
             self._enter_attached()
         self._answer(change, error, "attached")
@@ -139,13 +160,16 @@ class Attachment:
     def closed(self, error: str) -> None:
         """``CloseStorage`` has ended."""
         change = self.change
-        assert self.state == CLOSING and change is not None
+        assert self.state == CLOSING and isinstance(change, DetachStorage)
         self.change = None
         if error:
             self.state = ATTACHED
         else:
             self.state = DETACHED
             self._cache.host.generation = 0
+            if change.takes_back:
+                self._restore_policies()
+            self._before = None
             self._note()
         self._answer(change, error, "detached")
 
@@ -175,13 +199,28 @@ class Attachment:
             )
         if change.write_policy is not None:
             config = replace(config, write_policy=change.write_policy)
-        cache.set_policies(config)
+        self._follow(config)
+
+    @property
+    def _is_policies_only(self) -> bool:
+        """The last attach found L3 on, and changed policies alone."""
+        return self._before is not None and self._before[0] == ATTACHED
+
+    def _restore_policies(self) -> None:
+        """Those from before the last attach."""
+        assert self._before is not None
+        _, config = self._before
+        self._before = None
+        self._follow(config)
+
+    def _follow(self, config: CacheConfig) -> None:
+        self._cache.set_policies(config)
         self._prefetcher.set_config(config.prefetch)
 
     def _note(self) -> None:
         self._out.facts.append(StorageChanged(self.state, self._cache.host.generation))
 
     def _answer(self, change: Change, error: str, done: str = "") -> None:
-        name = _NAMES[type(change)]
+        name = NAMES[type(change)]
         message = f"Reject {name}: {error}" if error else done
         self._out.commands.append(Answer(name, not error, message))

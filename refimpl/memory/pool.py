@@ -102,13 +102,14 @@ def _in_huge_pages(size: int) -> torch.Tensor:
     return whole[skip : skip + size]
 
 
-def check_host_memory(wanted_bytes: int, geometry: Geometry) -> None:
-    """Raise ConfigError unless the host has that much to give; says what fits."""
+def check_host_memory(wanted_bytes: int, geometry: Geometry, ranks: int = 1) -> None:
+    """Raise ConfigError unless the host has that much to give for each of ``ranks``; says what fits."""
     usable = max(host_bytes_available() - HOST_RESERVE_BYTES, 0)
-    if wanted_bytes > usable:
-        tokens = usable // geometry.page_bytes * geometry.page_size
+    if wanted_bytes * ranks > usable:
+        tokens = usable // ranks // geometry.page_bytes * geometry.page_size
+        each = f" for each of {ranks} ranks" if ranks > 1 else ""
         raise ConfigError(
-            f"a pool of {wanted_bytes / 1e9:.1f} GB does not fit into the"
+            f"a pool of {wanted_bytes / 1e9:.1f} GB{each} does not fit into the"
             f" {usable / 1e9:.1f} GB this host has to give: {tokens} tokens fit;"
             " lower --max-total-tokens, --hicache-ratio or --hicache-size"
         )

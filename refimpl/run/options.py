@@ -83,6 +83,14 @@ class Options:
         choices="llama-3.1-8b llama-3.1-70b qwen3-8b qwen3-32b deepseek-r1",
     )
     tp_size: int = flag(1, "ranks of an instance", alias="--tp")
+    dp_size: int = flag(
+        1, "data-parallel ranks of an instance, a cache each, that share L3", alias="--dp"
+    )
+    load_balance_method: str = flag(
+        "round_robin",
+        "which data-parallel rank gets a request",
+        choices="round_robin shortest_queue cache_aware auto",
+    )
     instances: int = flag(1, "instances that share L3")
     router_policy: str = flag(
         "cache_aware",

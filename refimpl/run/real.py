@@ -142,6 +142,7 @@ def _digest(outputs: dict[int, list[int]]) -> str:
 def _with_own_defaults(options: Options, given: Collection[str]) -> Options:
     require(options.trace is None, "a trace names blocks, and a model needs tokens: use --workload")
     require(options.instances == 1, "--model-path serves one instance: leave --instances at 1")
+    require(options.dp_size == 1, "--model-path runs one data-parallel rank: use serve --dp-size")
     require(options.faults is None, "--faults are injected on the virtual clock: use simulate")
     own = {"workload": WORKLOAD, "max_total_tokens": L1_TOKENS, "page_size": PAGE_SIZE}
     changes = {name: value for name, value in own.items() if name not in given}

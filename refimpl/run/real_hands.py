@@ -1,11 +1,12 @@
 """The hands of one rank over pools of the configured sizes, and L3 open where there is one.
 
-Must not know: engines, the terminal. Called by: rank_setup.
+Must not know: engines, the terminal. Called by: rank_setup, the server.
 """
 
 from __future__ import annotations
 
 from refimpl.config import EngineConfig, Transfer
+from refimpl.memory.layout import Geometry
 from refimpl.memory.pool import Pool, check_host_memory
 from refimpl.memory.transfer import Mover
 from refimpl.model.catalog import Model
@@ -43,9 +44,16 @@ def _hands(engine: EngineConfig, transfer: Transfer, model: Model, shard: Shard)
     geometry = geometry_of(model.config, cache.page_size, shard.size)
     assert cache.l1_pages is not None
     l2_pages = max(cache.l2_pages or 0, 1)
-    on_host = l2_pages + (cache.l1_pages if model.transformer.device.type == "cpu" else 0)
-    check_host_memory(on_host * geometry.page_bytes, geometry)  # of both, before either is made
+    check_pools(engine, model, geometry)  # of both, before either is made
     device = Pool(geometry, "layer_first", cache.l1_pages, model.transformer.device)
     host = Pool(geometry, transfer.layout, l2_pages)
     mover = Mover(device, host, transfer.io_backend)
     return TorchHands(model.transformer, mover, model.tokenizer.stop_ids)
+
+
+def check_pools(engine: EngineConfig, model: Model, geometry: Geometry, ranks: int = 1) -> None:
+    """Raise ConfigError unless the host has room for the pools of so many ranks."""
+    cache = engine.cache
+    l1_pages = (cache.l1_pages or 0) if model.transformer.device.type == "cpu" else 0
+    on_host = l1_pages + max(cache.l2_pages or 0, 1)
+    check_host_memory(on_host * geometry.page_bytes, geometry, ranks)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from refimpl.cluster.dispatch import RankRouter, dispatch_config
 from refimpl.cluster.router import POLICIES, Router, RouterConfig
 from refimpl.config import (
     CacheConfig,
@@ -48,6 +49,7 @@ from refimpl.workload.trace import TRACE_FORMATS, read_trace
 STORAGE_BACKENDS = ("memory", "file", "mooncake", "hf3fs", "nixl", "aibrix", "dynamic")
 _CHUNK_TOKENS = 8192  # upstream's default on large devices
 _INSTANCES_MAX = 1024
+_DP_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,11 @@ class Simulation:
         self.engine = self._engine(extra)
         self._store_pages = self._capacity_pages(extra)
         self._router = self._routing()
+        self.dispatch = self._dispatching()
         self._check_replay()
         self._faults = [
             Faults.parse(options.faults or "", options.fault_seed + index)
-            for index in range(options.instances)
+            for index in range(options.instances * options.dp_size)
         ]
         self.workload = self._workload() if workload is None else workload
         self.notices += self._more_notices()
@@ -207,6 +210,13 @@ class Simulation:
         require_choice("--router-policy", policy, POLICIES)
         return RouterConfig(policy=policy, seed=self.options.seed)
 
+    def _dispatching(self) -> RouterConfig:
+        options = self.options
+        require(
+            1 <= options.dp_size <= _DP_MAX, f"--dp-size {options.dp_size} must be 1 to {_DP_MAX}"
+        )
+        return dispatch_config(options.load_balance_method, options.seed)
+
     def _check_replay(self) -> None:
         """Refuse what has no meaning where requests pass through the cache one by one."""
         options = self.options
@@ -214,6 +224,7 @@ class Simulation:
             return
         alone = "--cache-only replays through one cache"
         require(options.instances == 1, f"{alone}: leave --instances at 1")
+        require(options.dp_size == 1, f"{alone}: leave --dp-size at 1")
         require(not options.disable_radix_cache, f"{alone}: leave out --disable-radix-cache")
         require(not options.faults, f"{alone}, whose copies can't fail: leave out --faults")
 
@@ -241,6 +252,7 @@ class Simulation:
     def configuration(self) -> dict[str, Any]:
         """All that decides a run besides its workload, resolved: the input of a golden's digest."""
         options, cost = self.options, self.cost
+        ranks = {"dp_size": options.dp_size, "dispatch": asdict(self.dispatch)}
         return {
             "engine": asdict(self.engine),
             "transfer": asdict(self.transfer),
@@ -253,7 +265,7 @@ class Simulation:
             "tp_size": options.tp_size,
             "faults": [options.faults or "", options.fault_seed],
             "cache_only": options.cache_only,
-        }
+        } | (ranks if options.dp_size > 1 else {})  # the digest of one rank stays what it was
 
     def effective(self) -> dict[str, Any]:
         """What the run uses, where that isn't plain from the flags; None: without a limit."""
@@ -289,11 +301,12 @@ class Simulation:
     def world(self) -> World:
         """A fresh world of this configuration."""
         instances = [Instance(Engine(self.engine), lanes) for lanes in self.lanes()]
-        router = Router(len(instances), self._router)
+        alone, ranks = Router(self.options.instances, self._router), self.options.dp_size
+        router = alone if ranks == 1 else RankRouter(alone, ranks, self.dispatch)
         return World(instances, router, self.options.page_size)
 
     def lanes(self) -> list[LaneExecutor]:
-        """Fresh lanes of each instance, over one L3."""
+        """Fresh lanes of each rank of each instance, over one L3."""
         store = SharedStore(self._store_pages)
         return [LaneExecutor(self.cost, store, faults) for faults in self._faults]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Protocol
 
+from refimpl.cluster.dispatch import RankRouter
 from refimpl.cluster.router import Router
 from refimpl.core.engine import Engine
 from refimpl.keys import PageKey, namespace_seed
@@ -73,7 +74,9 @@ class Instance:
 class World:
     """The instances, their clock, and the record of what they decide."""
 
-    def __init__(self, instances: Sequence[Instance], router: Router, page_size: int) -> None:
+    def __init__(
+        self, instances: Sequence[Instance], router: Router | RankRouter, page_size: int
+    ) -> None:
         self.instances = instances
         self.record = Record()
         self._router = router

@@ -5,7 +5,6 @@ Must not know: how a backend is opened. Called by: app.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from typing import Any
 
@@ -97,7 +96,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
         extra = body.hicache_storage_backend_extra_config_json
         try:
             prefetch = _prefetch(service, body.hicache_storage_backend, extra)
-            _check_same_store(service.storage, body.hicache_storage_backend, extra)
+            _check_same_store(service, body.hicache_storage_backend, extra)
         except ConfigError as error:
             return PlainTextResponse(f"{failed}{error}\n", 400)
         event = AttachStorage(
@@ -108,7 +107,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
             extra or "",
             prefetch,
         )
-        answer = await asyncio.wrap_future(service.bridge.change(event))
+        answer = await service.changes.change(event)
         if not answer.ok:
             return PlainTextResponse(f"{failed}{answer.message}\n", 400)
         service.storage = Storage(
@@ -121,7 +120,7 @@ def admin_routes(service: Service, keys: Keys) -> APIRouter:
 
     @router.delete(path, responses=TEXT, response_class=PlainTextResponse)
     async def detach(drain: str = "none") -> Response:
-        answer = await asyncio.wrap_future(service.bridge.change(DetachStorage(drain)))
+        answer = await service.changes.change(DetachStorage(drain))
         if not answer.ok:
             failed = "Failed to detach HiCache storage backend.\n"
             return PlainTextResponse(f"{failed}{answer.message}\n", 400)
@@ -137,7 +136,7 @@ def _add_upkeep(router: APIRouter, service: Service) -> None:
 
     @router.post("/hicache/storage-backend/clear", responses=TEXT, response_class=PlainTextResponse)
     async def clear() -> Response:
-        answer = await asyncio.wrap_future(service.bridge.change(ClearStorage()))
+        answer = await service.changes.change(ClearStorage())
         if not answer.ok:
             failed = "Failed to clear the hierarchical cache storage backend.\n"
             return PlainTextResponse(f"{failed}{answer.message}\n", 400)
@@ -157,7 +156,7 @@ def layout_of(service: Service) -> dict[str, Any]:
     }
     if not told["enabled"]:
         return told | {"hicache_object_layout": None, "reason": "no storage backend is attached"}
-    names = service.bridge.names()
+    names = service.ranks.names()
     told["hicache_object_layout"] = {
         "pools": ["kv"],
         "key_prefix": names.prefix if names else "",
@@ -173,12 +172,19 @@ def _prefetch(service: Service, backend: str, extra: str | None) -> PrefetchConf
     return prefetch_of(service.prefetch, read_extra_config(extra, backend))
 
 
-def _check_same_store(now: Storage, backend: str, extra: str | None) -> None:
-    """Policies can be updated in place; another place to store needs a detach first."""
-    if now.backend != backend or extra is None:
+def _check_same_store(service: Service, backend: str, extra: str | None) -> None:
+    """Policies can be updated in place; another place to store needs a detach first.
+
+    The ranks are asked and not the mirror, which says nothing of those that a failed change left attached.
+    """
+    if extra is None:
         return
-    ours, theirs = (read_extra_config(text, backend).backend for text in (now.extra_config, extra))
-    require(
-        ours == theirs,
-        f"storage backend {backend!r} is attached with other keys. Detach it first.",
-    )
+    theirs = read_extra_config(extra, backend).backend
+    for rank, now in enumerate(service.changes.attached):
+        if now is None or now.backend != backend:
+            continue
+        whose = f"rank {rank}: " if len(service.ranks) > 1 else ""
+        require(
+            read_extra_config(now.extra_config or None, backend).backend == theirs,
+            f"{whose}storage backend {backend!r} is attached with other keys. Detach it first.",
+        )

@@ -54,17 +54,17 @@ class Companion(Protocol):
 
 
 def build_app(service: Service, keys: Keys, companions: Sequence[Companion] = ()) -> FastAPI:
-    """All routes over one service, whose bridge runs while the application does, as do ``companions``."""
+    """All routes over one service, whose ranks run while the application does, as do ``companions``."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         for each in companions:
             each.start()
-        service.bridge.start()
+        service.ranks.start()
         yield
         for each in companions:
             each.wind_down()
-        service.bridge.stop()
+        service.ranks.stop()
         for each in companions:
             each.stop()
 

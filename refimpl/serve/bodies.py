@@ -8,25 +8,40 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from fastapi import Header
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, Strict
 
+from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Ending
 from refimpl.serve.limits import STOP_LENGTH_MAX, STOPS_MAX, Text
 from refimpl.serve.service import Wish
 
 Stop = Annotated[Text, Field(max_length=STOP_LENGTH_MAX)]
-
 Token: TypeAlias = Annotated[int, Strict()]  # neither true nor "5" nor 5.0 is one
+DataParallelRank: TypeAlias = Annotated[int | None, Header(alias="X-Data-Parallel-Rank")]
 
 
 class Namespaced(BaseModel):
-    """Whose pages a request may share, and how urgent it is."""
+    """Whose pages a request may share, how urgent it is, and which rank is to answer."""
 
     model_config = ConfigDict(extra="ignore")
 
     extra_key: Text | None = None
     cache_salt: Text | None = None
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
+    routed_dp_rank: int | None = Field(
+        None, validation_alias=AliasChoices("routed_dp_rank", "data_parallel_rank")
+    )
+
+    def rank_with(self, header: int | None) -> int | None:
+        """The rank that body and header ask for. Raises RequestError where they differ."""
+        asked = self.routed_dp_rank
+        if None not in (asked, header) and asked != header:
+            raise RequestError(
+                f"routed_dp_rank is {asked} and X-Data-Parallel-Rank {header}: send one of them",
+                param="routed_dp_rank",
+            )
+        return header if asked is None else asked
 
 
 class Choices(BaseModel):

@@ -2,13 +2,13 @@
 
 What clients ask goes into the engine's inbox; what comes of it is told to whoever asked, on the engine's
 thread: a listener hands it on and returns at once. Must not know: HTTP, text, what an engine decides.
-Called by: generation, admin.
+Called by: dispatch, fan_out.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -66,6 +66,7 @@ class Asked:
     spec: RequestSpec
     sampling: Sampling
     is_followed: bool = False
+    dp_rank: int | None = None  # the rank that is to answer; None: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +107,15 @@ Heard: TypeAlias = Callable[[Tokens | Ended], None]
 
 
 class Bridge:
-    """Owns the engine and its thread, from ``start`` to ``stop``."""
+    """Owns the engine and its thread, from ``start`` to ``stop``. ``rids`` are those it gives away."""
 
-    def __init__(self, config: EngineConfig, executor: WallExecutor, watcher: Watcher) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: WallExecutor,
+        watcher: Watcher,
+        rids: Iterator[int] | None = None,
+    ) -> None:
         self.engine = Engine(config)
         self.error: BaseException | None = None  # what stopped the engine
         self.after_turn: Callable[[], None] | None = None  # called on the engine's thread
@@ -116,7 +123,7 @@ class Bridge:
         self._is_deaf = False  # the watcher has failed, which was logged
         self._last_token_ns: dict[int, int] = {}  # of followed answers, by rid
         self._loop = LiveLoop(self.engine, executor, self._replied, self._answered, self._stepped)
-        self._rids = count(1)
+        self._rids = count(1) if rids is None else rids
         self._asked: dict[int, tuple[Asked, Heard]] = {}  # by rid
         self._lock = Lock()
         self._changes: dict[str, Future[Answer]] = {}  # by what was asked, one of _KINDS
@@ -193,10 +200,14 @@ class Bridge:
                 answer.set_exception(StoppedError(STOPPED))
         return answer
 
-    def stop(self) -> None:
-        """Let what is under way end, then end all threads."""
+    def wind_down(self) -> None:
+        """End when what is under way has ended."""
         self._stopping.set()
         self._executor.inbox.put(Abort(0))  # of nobody: it wakes the loop
+
+    def stop(self) -> None:
+        """Let what is under way end, then end all threads."""
+        self.wind_down()
         self._thread.join(JOIN_S)
         try:
             self._executor.close(is_idle=self.engine.idle)

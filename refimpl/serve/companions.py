@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from refimpl.serve.admin import Keys
 from refimpl.serve.app import Companion
 from refimpl.serve.kv_events import KvEventRecorder
-from refimpl.serve.kv_events_config import KvEventsConfig, read_kv_events_config
+from refimpl.serve.kv_events_config import (
+    KvEventsConfig,
+    endpoint_of_rank,
+    read_kv_events_config,
+)
 from refimpl.serve.kv_publisher import KvEventPublisher
 from refimpl.serve.load_publisher import TOPIC, LoadPublisher, load_endpoint
 from refimpl.serve.service import Service
@@ -33,10 +37,10 @@ def companions_of(service: Service, keys: Keys, sockets: Sockets) -> list[Compan
     try:
         config = read_kv_events_config(sockets.kv_events_config or "{}")
         if config.is_on:
-            made.append(kv_events_of(service, config))
-        endpoint = load_endpoint(sockets.load_publish_endpoint, config)
+            add_kv_events(service, config, made)
+        endpoint = load_endpoint(sockets.load_publish_endpoint, config, len(service.ranks))
         if endpoint is not None:
-            made.append(load_of_service(service, endpoint))
+            add_loads(service, endpoint, made)
         if sockets.zmq_port is not None:
             made.append(ZmqIngress(service, keys, sockets.host, sockets.zmq_port))
     except BaseException:
@@ -46,23 +50,38 @@ def companions_of(service: Service, keys: Keys, sockets: Sockets) -> list[Compan
     return made
 
 
-def kv_events_of(service: Service, config: KvEventsConfig) -> KvEventPublisher:
-    """A publisher of all that the service's engine caches, told of in ``/server_info``."""
+def add_kv_events(service: Service, config: KvEventsConfig, made: list[Companion]) -> None:
+    """A publisher a rank, appended to ``made`` as it is bound: TCP ports follow that of rank 0."""
+    config.check_ranks(len(service.ranks))
+    first = kv_events_of(service, config)
+    made.append(first)
+    for rank in range(1, len(service.ranks)):
+        behind = config.of_rank(rank, first.port, first.replay_port)
+        made.append(kv_events_of(service, behind, rank))
+
+
+def kv_events_of(service: Service, config: KvEventsConfig, dp_rank: int = 0) -> KvEventPublisher:
+    """A publisher of all that a rank's engine caches, told of in ``/server_info`` for rank 0."""
     page_size = service.engine.cache.page_size
     recorder = KvEventRecorder(page_size)
-    publisher = KvEventPublisher(config, recorder)
-    service.bridge.engine.watch(recorder)
-    service.bridge.after_turn = publisher.publish
-    service.settings["kv_events"] = config.description(
-        page_size, publisher.port, publisher.replay_port
-    )
+    publisher = KvEventPublisher(config, recorder, dp_rank)
+    bridge = service.ranks.ranks[dp_rank].bridge
+    bridge.engine.watch(recorder)
+    bridge.after_turn = publisher.publish
+    if not dp_rank:
+        service.settings["kv_events"] = config.description(
+            page_size, len(service.ranks), publisher.port, publisher.replay_port
+        )
     return publisher
 
 
-def load_of_service(service: Service, endpoint: str) -> LoadPublisher:
-    """A publisher of the service's load, told of in ``/server_info`` beside KV events."""
-    publisher = LoadPublisher(service, endpoint)
+def add_loads(service: Service, endpoint: str, made: list[Companion]) -> None:
+    """A publisher a rank likewise, told of in ``/server_info`` beside KV events."""
+    first = LoadPublisher(service, endpoint)
+    made.append(first)
+    for rank in range(1, len(service.ranks)):
+        behind = endpoint_of_rank(endpoint, rank, first.port)
+        made.append(LoadPublisher(service, behind, rank))
     told = service.settings.get("kv_events")
     if told:
-        told |= {"load_endpoint_port_base": publisher.port, "load_topic": TOPIC}
-    return publisher
+        told |= {"load_endpoint_port_base": first.port, "load_topic": TOPIC}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from refimpl.serve.copy_times import Moved
 from refimpl.serve.load import Load
@@ -34,8 +35,8 @@ _OF_A_LOAD: Final[dict[str, Callable[[Load], float]]] = {
 }
 
 
-class Gauges:
-    """A collector: what Prometheus calls at a scrape. ``load`` is the snapshot of this scrape."""
+class Gauges(Collector):
+    """What Prometheus calls at a scrape. ``load`` is the snapshot of this scrape."""
 
     def __init__(self, metrics: Metrics, load: Load, moved: Moved) -> None:
         self._metrics, self._load, self._moved = metrics, load, moved

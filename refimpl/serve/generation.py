@@ -14,7 +14,8 @@ from typing import Final
 from refimpl.model.choice import Logprob
 from refimpl.model.tokenizer import Detokenizer, Tokenizer
 from refimpl.run.record import Row
-from refimpl.serve.bridge import Asked, Bridge, Ended, Tokens
+from refimpl.serve.bridge import Asked, Ended, Tokens
+from refimpl.serve.dispatch import Dispatch
 from refimpl.serve.errors import RequestError
 
 # How refusals begin that are not about the request.
@@ -77,10 +78,10 @@ def refusal_of(detail: str) -> RequestError:
 
 
 class Generation:
-    """Asks a bridge for one answer."""
+    """Asks one of the ranks for one answer."""
 
-    def __init__(self, bridge: Bridge, tokenizer: Tokenizer, asked: Asked, ending: Ending) -> None:
-        self._bridge, self._tokenizer = bridge, tokenizer
+    def __init__(self, ranks: Dispatch, tokenizer: Tokenizer, asked: Asked, ending: Ending) -> None:
+        self._ranks, self._tokenizer = ranks, tokenizer
         self.asked, self._ending = asked, ending
         self._queue: asyncio.Queue[Tokens | Ended] = asyncio.Queue()
         self.rid = 0
@@ -93,7 +94,7 @@ class Generation:
         def heard(said: Tokens | Ended) -> None:
             loop.call_soon_threadsafe(self._queue.put_nowait, said)
 
-        self.rid = self._bridge.submit(self.asked, heard)
+        self.rid = self._ranks.submit(self.asked, heard)
         text = _StopText(Detokenizer(self._tokenizer), self._ending)
         try:
             while not is_over:
@@ -105,7 +106,7 @@ class Generation:
                     break
         finally:
             if not is_over:
-                self._bridge.abort(self.rid)
+                self._ranks.abort(self.rid)
 
     def _piece(self, said: Tokens | Ended, text: _StopText) -> Piece:
         if isinstance(said, Ended):

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from refimpl.messages import Flush
 from refimpl.model.tokenizer import decode
 from refimpl.serve.bodies import Token
+from refimpl.serve.generation import all_whole
 from refimpl.serve.limits import Text
 from refimpl.serve.openapi import EMPTY, JSON, TEXT
 from refimpl.serve.service import Service, Wish
@@ -45,10 +46,10 @@ def text_routes(service: Service) -> APIRouter:
     async def flush_cache(timeout: float = 0) -> Response:
         clock = asyncio.get_running_loop().time
         end = clock() + min(max(timeout, 0), FLUSH_S_MAX)
-        answer = await asyncio.wrap_future(service.bridge.change(Flush()))
+        answer = await service.changes.change(Flush())
         while not answer.ok and clock() < end:
             await asyncio.sleep(_FLUSH_AGAIN_S)
-            answer = await asyncio.wrap_future(service.bridge.change(Flush()))
+            answer = await service.changes.change(Flush())
         text = "Cache flushed.\n" if answer.ok else f"Flush cache failed.\n{answer.message}\n"
         return PlainTextResponse(text, 200 if answer.ok else 400)
 
@@ -78,18 +79,20 @@ def info_routes(service: Service) -> APIRouter:
 
     @router.get("/health", responses=EMPTY, response_class=Response)
     async def health() -> Response:
-        return Response(status_code=200 if service.bridge.is_healthy else 503)
+        return Response(status_code=200 if service.ranks.is_healthy else 503)
 
     @router.get("/ready", responses=EMPTY, response_class=Response)
     async def ready() -> Response:
-        return Response(status_code=200 if service.bridge.is_ready else 503)
+        return Response(status_code=200 if service.ranks.is_ready else 503)
 
     @router.get("/health_generate", responses=EMPTY, response_class=Response)
     async def health_generate() -> Response:
-        if not service.bridge.is_healthy:
+        if not service.ranks.is_healthy:
             return Response(status_code=503)
-        (asked,) = service.generations(array("I", [0]), Wish(1, temperature=0))
-        await asked.whole()
+        wishes = [Wish(1, temperature=0, dp_rank=rank) for rank in range(len(service.ranks))]
+        await all_whole(
+            [each for wish in wishes for each in service.generations(array("I", [0]), wish)]
+        )
         return Response()
 
     @router.get("/model_info", responses=JSON)
@@ -115,7 +118,9 @@ def info_routes(service: Service) -> APIRouter:
         told = service.settings | {
             "served_model_name": service.name,
             "startup_time": service.started,
-            "internal_states": [service.settings | state],
+            "internal_states": [
+                service.settings | state | {"dp_rank": rank} for rank in range(len(service.ranks))
+            ],
         }
         return JSONResponse(told)
 

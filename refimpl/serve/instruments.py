@@ -1,13 +1,15 @@
 """Counters and histograms of one registry, with all their label sets there from the start.
 
-Must not know: what is counted. Called by: metrics.
+Must not know: what is counted. Called by: metrics, loads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 
 class Instruments:
@@ -43,3 +45,21 @@ class Instruments:
         names = [*self._labels, label]
         made = Histogram(name, text, names, registry=self._registry, buckets=tuple(buckets))
         return {value: made.labels(**self._labels, **{label: value}) for value in values}
+
+
+class Merged(Collector):
+    """Several collectors as one: each metric once, with the samples of all, whose labels differ."""
+
+    def __init__(self, parts: Sequence[Collector]) -> None:
+        self._parts = parts
+
+    def collect(self) -> Iterator[Metric]:
+        """In the order of the first that has it."""
+        merged: dict[str, Metric] = {}
+        for part in self._parts:
+            for metric in part.collect():
+                if metric.name in merged:
+                    merged[metric.name].samples.extend(metric.samples)
+                else:
+                    merged[metric.name] = metric
+        yield from merged.values()

@@ -44,7 +44,34 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         local = self.endpoint.startswith(("ipc://", "inproc://"))
         return local or any(wildcard in self.endpoint for wildcard in _WILDCARDS)
 
-    def description(self, block_size: int, port: int, replay_port: int) -> dict[str, Any] | None:
+    def check_ranks(self, ranks: int) -> None:
+        """Raise ConfigError where the ports of events and of their replay would meet."""
+        if self.replay_endpoint is None or not self.binds:
+            return
+        (host, port), (replay_host, replay_port) = (
+            (place.rpartition(":")[0], place.rpartition(":")[2])
+            for place in (self.endpoint, self.replay_endpoint)
+        )
+        if host != replay_host or not (port.isdigit() and replay_port.isdigit()):
+            return
+        require(
+            abs(int(port) - int(replay_port)) >= ranks,
+            f"{FLAG}: endpoint and replay_endpoint must be at least {ranks} ports apart, one for each"
+            f" rank of --dp-size; {port} and {replay_port} are not",
+        )
+
+    def of_rank(self, rank: int, port: int, replay_port: int) -> KvEventsConfig:
+        """The same for another data-parallel rank than 0, whose ports these are: so many further on."""
+        replay = self.replay_endpoint
+        return msgspec.structs.replace(
+            self,
+            endpoint=endpoint_of_rank(self.endpoint, rank, port),
+            replay_endpoint=replay and endpoint_of_rank(replay, rank, replay_port),
+        )
+
+    def description(
+        self, block_size: int, dp_size: int, port: int, replay_port: int
+    ) -> dict[str, Any] | None:
         """What ``/server_info`` says for routers; None where they can't come by TCP."""
         if not self.binds or not self.endpoint.startswith("tcp://"):
             return None
@@ -54,11 +81,20 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "endpoint_port_base": port,
             "topic": self.topic,
             "block_size": block_size,
-            "dp_size": 1,
+            "dp_size": dp_size,
         }
         if replay_port:
             told["replay_endpoint_port_base"] = replay_port
         return told
+
+
+def endpoint_of_rank(endpoint: str, rank: int, port: int) -> str:
+    """The endpoint of a rank, where ``port`` is that of rank 0: TCP by port, what is local by name."""
+    if not rank:
+        return endpoint
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}_dp{rank}"
+    return f"{endpoint.rpartition(':')[0]}:{port + rank}"
 
 
 def read_kv_events_config(text: str) -> KvEventsConfig:

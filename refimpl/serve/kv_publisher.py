@@ -35,7 +35,8 @@ class KvEventPublisher:
     Bound from the moment it is made. Raises ConfigError for an address that can't be used.
     """
 
-    def __init__(self, config: KvEventsConfig, recorder: KvEventRecorder) -> None:
+    def __init__(self, config: KvEventsConfig, recorder: KvEventRecorder, dp_rank: int = 0) -> None:
+        self._dp_rank = dp_rank
         self._config, self._recorder = config, recorder
         self._topic = config.topic.encode()
         self._mail: Mailbox[tuple[int, KvEventBatch] | None] = Mailbox()
@@ -85,7 +86,7 @@ class KvEventPublisher:
             self.dropped += 1
             return
         self._taken_in += 1
-        self._mail.put((sequence, KvEventBatch(time.time(), events, 0)))
+        self._mail.put((sequence, KvEventBatch(time.time(), events, self._dp_rank)))
 
     # ---- for any thread -------------------------------------------------------------------------
 

@@ -5,10 +5,12 @@ Must not know: routes, Prometheus. Called by: loads, load_publisher, gauges.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from refimpl.core.engine import Engine
 from refimpl.core.ops import BACK_UP, FETCH, STORE, WRITE_BACK
+from refimpl.serve.dispatch import DataRank
 from refimpl.serve.metrics import Metrics
 from refimpl.units import NS_PER_US
 
@@ -37,6 +39,12 @@ class Load:
     def usage(self) -> float:
         """The share of L1 that can't be had now."""
         return self.used_tokens / max(self.total_tokens, 1)
+
+
+def ask_load(rank: DataRank) -> Future[Load]:
+    """The load of a rank as soon as its thread gets to it. The future fails once that has stopped."""
+    bridge, metrics = rank.bridge, rank.metrics
+    return bridge.ask(lambda engine: load_of(engine, metrics, bridge.now()))
 
 
 def load_of(engine: Engine, metrics: Metrics, now: int) -> Load:

@@ -16,10 +16,9 @@ import msgspec
 import zmq
 
 from refimpl.config import ConfigError
-from refimpl.core.engine import Engine
 from refimpl.serve.bridge import StoppedError
 from refimpl.serve.kv_events_config import KvEventsConfig
-from refimpl.serve.load import Load, load_of
+from refimpl.serve.load import Load, ask_load
 from refimpl.serve.service import Service
 from refimpl.serve.zmq_endpoint import bind, port_of
 
@@ -49,10 +48,14 @@ class LoadStat(msgspec.Struct, array_like=True, tag=True, frozen=True):
 
 
 class LoadPublisher:
-    """Publishes from ``start`` to ``stop``. Raises ConfigError for an address that can't be bound."""
+    """Publishes the load of a data-parallel rank from ``start`` to ``stop``.
 
-    def __init__(self, service: Service, endpoint: str) -> None:
-        self._service = service
+    Raises ConfigError for an address that can't be bound.
+    """
+
+    def __init__(self, service: Service, endpoint: str, dp_rank: int = 0) -> None:
+        self._service, self._dp_rank = service, dp_rank
+        self._rank = service.ranks.ranks[dp_rank]
         self._stopping = Flag()
         self._sequence = 0
         self._thread = Thread(target=self._run, name="load", daemon=True)
@@ -106,14 +109,11 @@ class LoadPublisher:
     def _publish(self) -> None:
         last, sent_at = None, 0.0
         while not self._stopping.wait(EVERY_S):
-            stat = self._stat(self._service.bridge.ask(self._load).result())
+            stat = self._stat(ask_load(self._rank).result())
             now = time.monotonic()
             if stat != last or now - sent_at >= _AGAIN_S:
                 self._send(stat)
                 last, sent_at = stat, now
-
-    def _load(self, engine: Engine) -> Load:
-        return load_of(engine, self._service.metrics, self._service.bridge.now())
 
     def _stat(self, load: Load) -> LoadStat:
         return LoadStat(
@@ -121,7 +121,7 @@ class LoadPublisher:
             num_waiting_reqs=load.waiting,
             num_tokens=load.used_tokens,
             max_total_num_tokens=load.total_tokens,
-            attn_dp_rank=0,
+            attn_dp_rank=self._dp_rank,
             num_waiting_uncached_tokens=load.waiting_uncached_tokens,
             num_total_tokens=load.used_tokens + load.waiting_uncached_tokens,
             max_running_requests=self._service.engine.running_max,
@@ -135,8 +135,8 @@ class LoadPublisher:
         self._publisher.send_multipart((TOPIC.encode(), number, msgspec.msgpack.encode(stat)))
 
 
-def load_endpoint(asked: str, events: KvEventsConfig) -> str | None:
-    """The endpoint that the flag means; None: off. ``auto`` is the first port behind those of KV events."""
+def load_endpoint(asked: str, events: KvEventsConfig, ranks: int = 1) -> str | None:
+    """The endpoint of rank 0 that the flag means; None: off. ``auto`` is behind the ports of KV events."""
     if asked == "off":
         return None
     if asked != "auto":
@@ -149,5 +149,7 @@ def load_endpoint(asked: str, events: KvEventsConfig) -> str | None:
             f"{FLAG} auto goes behind the port of --kv-events-config, which must be bound and a number"
         )
     taken = (events.replay_endpoint or "").rpartition(":")[2]
-    behind = int(port) + 1
-    return f"{host}:{behind + 1 if taken == str(behind) else behind}"
+    behind = int(port) + ranks
+    if taken.isdigit() and abs(int(taken) - behind) < ranks:  # some rank's replay is there
+        behind = int(taken) + ranks
+    return f"{host}:{behind}"

@@ -6,6 +6,7 @@ Must not know: what is counted. Called by: app.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Annotated, Any, Final
@@ -14,11 +15,13 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 from refimpl.serve.bridge import StoppedError
 from refimpl.serve.errors import RequestError
 from refimpl.serve.gauges import Gauges
-from refimpl.serve.load import Load, load_of
+from refimpl.serve.instruments import Merged
+from refimpl.serve.load import Load, ask_load
 from refimpl.serve.openapi import EXPOSITION, JSON_OR_EXPOSITION
 from refimpl.serve.service import Service
 from refimpl.units import GB
@@ -33,7 +36,7 @@ def load_routes(service: Service) -> APIRouter:
 
     @router.get("/metrics", responses=EXPOSITION, response_class=PlainTextResponse)
     async def metrics() -> Response:
-        text = await _exposition(service, counted=True)
+        text = await _exposition(service, list(range(len(service.ranks))), counted=True)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/v1/loads", responses=JSON_OR_EXPOSITION)
@@ -49,22 +52,19 @@ def load_routes(service: Service) -> APIRouter:
                 raise RequestError(f"include {section!r} is none of {known}", param="include")
         if form not in ("json", "prometheus"):
             raise RequestError(f"format {form!r} is neither json nor prometheus", param="format")
-        if dp_rank not in (None, 0):
-            raise RequestError(f"dp_rank {dp_rank}: this server has rank 0 alone", param="dp_rank")
+        service.check_dp_rank(dp_rank)
+        ranks = list(range(len(service.ranks))) if dp_rank is None else [dp_rank]
         if form == "prometheus":
-            text = await _exposition(service, counted=False)
+            text = await _exposition(service, ranks, counted=False)
             return Response(text, media_type=CONTENT_TYPE_LATEST)
-        load = await _load(service)
-        every = "all" in sections
         told = {
             "timestamp": _utc_now(),
             "version": version("hicache-refimpl"),
             "accelerator": service.settings.get("device", "none"),
-            "num_accelerators": service.settings.get("tp_size", 1),
+            "num_accelerators": service.settings.get("tp_size", 1) * len(service.ranks),
             "loads": [
-                _core(service, load)
-                | ({"memory": _memory(service)} if every or "memory" in sections else {})
-                | ({"queues": _queues(load)} if every or "queues" in sections else {})
+                _told(service, rank, load, sections)
+                for rank, load in zip(ranks, await _loads(service, ranks), strict=True)
             ],
         }
         return JSONResponse(told)
@@ -72,31 +72,46 @@ def load_routes(service: Service) -> APIRouter:
     return router
 
 
-async def _load(service: Service) -> Load:
-    """A snapshot. Raises RequestError, 503, when the engine does not answer."""
-    asked = service.bridge.ask(
-        lambda engine: load_of(engine, service.metrics, service.bridge.now())
-    )
+async def _loads(service: Service, ranks: Sequence[int]) -> list[Load]:
+    """A snapshot of each rank. Raises RequestError, 503, when an engine does not answer."""
+    asked = [ask_load(service.ranks.ranks[rank]) for rank in ranks]
+    together = asyncio.gather(*map(asyncio.wrap_future, asked))
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(asked), ANSWER_S)
+        return list(await asyncio.wait_for(together, ANSWER_S))
     except (StoppedError, TimeoutError):
         raise RequestError("the engine does not answer; see /health", 503) from None
 
 
-async def _exposition(service: Service, *, counted: bool) -> bytes:
-    """Prometheus' text: gauges, and what was counted."""
+async def _exposition(service: Service, ranks: Sequence[int], *, counted: bool) -> bytes:
+    """Prometheus' text: gauges of these ranks, and what they counted."""
+    loads = await _loads(service, ranks)
+    parts: list[Collector] = []
+    for number, load in zip(ranks, loads, strict=True):
+        rank = service.ranks.ranks[number]
+        parts.append(Gauges(rank.metrics, load, rank.bridge.moved))
+    if counted:
+        parts += [service.ranks.ranks[number].metrics.registry for number in ranks]
     registry = CollectorRegistry()
-    registry.register(Gauges(service.metrics, await _load(service), service.bridge.moved))
-    text = generate_latest(registry)
-    return text + generate_latest(service.metrics.registry) if counted else text
+    registry.register(Merged(parts))
+    return generate_latest(registry)
 
 
-def _core(service: Service, load: Load) -> dict[str, Any]:
-    metrics = service.metrics
+def _told(service: Service, rank: int, load: Load, sections: Sequence[str]) -> dict[str, Any]:
+    """What was asked for, of one rank."""
+    every = "all" in sections
+    return (
+        _core(service, rank, load)
+        | ({"memory": _memory(service)} if every or "memory" in sections else {})
+        | ({"queues": _queues(load)} if every or "queues" in sections else {})
+    )
+
+
+def _core(service: Service, rank: int, load: Load) -> dict[str, Any]:
+    metrics = service.ranks.ranks[rank].metrics
     hits = sum(metrics.hit_tokens.values())
     return {
         "timestamp": _utc_now(),
-        "dp_rank": 0,
+        "dp_rank": rank,
         "num_running_reqs": load.running,
         "num_waiting_reqs": load.waiting,
         "num_waiting_uncached_tokens": load.waiting_uncached_tokens,

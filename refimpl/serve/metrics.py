@@ -74,11 +74,23 @@ def prompt_bucket(tokens: int) -> str:
 
 
 class Metrics:
-    """All counters and histograms of one server. ``page_bytes`` is a page of all its ranks."""
+    """All counters and histograms of one engine. ``page_bytes`` is a page of all its ranks.
 
-    def __init__(self, model: str, page_size: int, page_bytes: int, moved: Moved) -> None:
+    ``dp_rank`` is its number where there are several engines.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        page_size: int,
+        page_bytes: int,
+        moved: Moved,
+        dp_rank: int | None = None,
+    ) -> None:
         self.registry = CollectorRegistry()
         self.labels = {"model_name": model, "engine_type": "unified"}
+        if dp_rank is not None:
+            self.labels["dp_rank"] = str(dp_rank)
         self.page_size = page_size
         self.hit_tokens = dict.fromkeys(TIERS, 0)
         self.prompt_tokens = 0  # of all that were admitted

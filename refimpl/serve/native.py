@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from refimpl.model.choice import TOP_LOGPROBS_MAX
 from refimpl.model.tokenizer import Tokenizer, decode
-from refimpl.serve.bodies import Choices, Namespaced, Token
+from refimpl.serve.bodies import Choices, DataParallelRank, Namespaced, Token
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Finish, Generation, Whole, all_whole
 from refimpl.serve.limits import Text, check_answers
@@ -84,9 +84,12 @@ def native_routes(service: Service) -> APIRouter:
 
     @router.post("/generate", responses=STREAMS)
     @router.put("/generate", include_in_schema=False)
-    async def generate(body: GenerateBody, request: Request) -> Any:
+    async def generate(
+        body: GenerateBody, request: Request, dp_rank: DataParallelRank = None
+    ) -> Any:
+        rank = body.rank_with(dp_rank)
         prompts, is_batch = _prompts(service, body)
-        wishes = [body.wish(at) for at in range(len(prompts))]
+        wishes = [replace(body.wish(at), dp_rank=rank) for at in range(len(prompts))]
         check_answers(sum(wish.n for wish in wishes))
         asked = [
             each
@@ -108,7 +111,7 @@ def native_routes(service: Service) -> APIRouter:
     @router.post("/abort_request", responses=EMPTY, response_class=Response)
     async def abort_request(body: AbortBody) -> Response:
         for each in running.found(body.rid, all_of_them=body.abort_all):
-            service.bridge.abort(each.rid)
+            service.ranks.abort(each.rid)
         return Response()
 
     return router
@@ -172,6 +175,8 @@ def _answer(service: Service, body: GenerateBody, name: str, so_far: Whole) -> d
         "cached_tokens_details": cached_details(row, service.storage.backend),
         "weight_version": "default",
     }
+    if (rank := service.dp_rank_of(row.rid)) is not None:
+        meta["dp_rank"] = rank
     if body.return_logprob:
         tokenizer = service.model.tokenizer if body.return_text_in_logprobs else None
         meta |= _logprobs(so_far, body.top_logprobs_num, tokenizer)

@@ -20,14 +20,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from refimpl.model.chat import ChatError
 from refimpl.model.choice import TOP_LOGPROBS_MAX
 from refimpl.run.record import Row
-from refimpl.serve.bodies import Choices, Namespaced, Token
+from refimpl.serve.bodies import Choices, DataParallelRank, Namespaced, Token
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Generation, Whole, all_whole
 from refimpl.serve.limits import Text, check_answers
 from refimpl.serve.logprobs import Told, chat_logprobs, completion_logprobs
 from refimpl.serve.openapi import JSON, STREAMS
 from refimpl.serve.presence import unless_gone
-from refimpl.serve.service import Service, cached_details
+from refimpl.serve.service import Service, Wish, cached_details
 from refimpl.serve.sse import merged, stream
 
 
@@ -40,6 +40,11 @@ class _Body(Choices, Namespaced):
     stream: bool = False
     stream_options: dict[str, Any] | None = None
     return_cached_tokens_details: bool = False
+
+    def wish_with(self, output_tokens: int, dp_rank: int | None) -> Wish:
+        """What is asked for but for probabilities; ``dp_rank`` is the header's."""
+        wish = self.wish_of(output_tokens, self.seed, self)
+        return replace(wish, dp_rank=self.rank_with(dp_rank), is_followed=self.stream)
 
     def streams_with(self, option: str) -> bool:
         """Is an option of streams on: include_usage or continuous_usage_stats?"""
@@ -94,13 +99,14 @@ def openai_routes(service: Service) -> APIRouter:
         return _model(service)
 
     @router.post("/v1/completions", responses=STREAMS)
-    async def completions(body: CompletionBody, request: Request) -> Any:
+    async def completions(
+        body: CompletionBody, request: Request, dp_rank: DataParallelRank = None
+    ) -> Any:
         service.check_name(body.model)
         prompts = _prompts(service, body.prompt)
         limit = 16 if body.max_tokens is None else body.max_tokens
         wish = replace(
-            body.wish_of(limit, body.seed, body),
-            is_followed=body.stream,
+            body.wish_with(limit, dp_rank),
             logprobs=body.logprobs is not None,
             top_logprobs=body.logprobs or 0,
         )
@@ -113,7 +119,9 @@ def openai_routes(service: Service) -> APIRouter:
         return answer.whole(await unless_gone(request, all_whole(asked)), echoes)
 
     @router.post("/v1/chat/completions", responses=STREAMS)
-    async def chat_completions(body: ChatBody, request: Request) -> Any:
+    async def chat_completions(
+        body: ChatBody, request: Request, dp_rank: DataParallelRank = None
+    ) -> Any:
         service.check_name(body.model)
         if not body.messages:
             raise RequestError("messages is empty: send at least one", param="messages")
@@ -127,8 +135,7 @@ def openai_routes(service: Service) -> APIRouter:
         room = service.context_tokens - len(tokens)
         limit = room if given is None else given
         wish = replace(
-            body.wish_of(limit, body.seed, body),
-            is_followed=body.stream,
+            body.wish_with(limit, dp_rank),
             logprobs=body.logprobs,
             top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
         )

@@ -1,4 +1,4 @@
-"""What all routes share: a model, the bridge to its engine, limits, and how a request becomes tokens.
+"""What all routes share: a model, the ranks that serve it, limits, and how a request becomes tokens.
 
 Must not know: the shapes of any API. Called by: app, routes.
 """
@@ -18,7 +18,9 @@ from refimpl.model.choice import Sampling
 from refimpl.model.tokenizer import Tokenizer
 from refimpl.run.record import Row
 from refimpl.serve.bridge import Asked, Bridge
+from refimpl.serve.dispatch import Dispatch
 from refimpl.serve.errors import RequestError
+from refimpl.serve.fan_out import FanOut
 from refimpl.serve.generation import Ending, Generation
 from refimpl.serve.limits import well_formed
 from refimpl.serve.metrics import Metrics
@@ -43,6 +45,7 @@ class Wish:
     extra_key: str | None = None
     cache_salt: str | None = None
     priority: int = 0
+    dp_rank: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
     is_followed: bool = False  # tokens are wanted one by one
@@ -75,15 +78,38 @@ class Service:
     """One served model. ``settings`` are the resolved flags, for ``/server_info``."""
 
     model: Served
-    bridge: Bridge
+    ranks: Dispatch
+    changes: FanOut
     engine: EngineConfig
     name: str
     settings: dict[str, Any]
     prefetch: PrefetchConfig
-    metrics: Metrics
-    page_bytes: int  # of all ranks together
+    page_bytes: int  # of all tensor-parallel ranks together
     storage: Storage = field(default_factory=Storage)
     started: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def bridge(self) -> Bridge:
+        """That of a server with one data-parallel rank."""
+        (only,) = self.ranks.ranks
+        return only.bridge
+
+    @property
+    def metrics(self) -> Metrics:
+        """Those of a server with one data-parallel rank."""
+        (only,) = self.ranks.ranks
+        return only.metrics
+
+    def dp_rank_of(self, rid: int) -> int | None:
+        """Which of several ranks answers ``rid``; None where there is one alone."""
+        return self.ranks.rank_of(rid) if len(self.ranks) > 1 else None
+
+    def check_dp_rank(self, rank: int | None) -> None:
+        """Raise RequestError for a data-parallel rank that is not there; None is any."""
+        last = len(self.ranks) - 1
+        if rank is not None and not 0 <= rank <= last:
+            known = "rank 0 alone" if not last else f"ranks 0 to {last}"
+            raise RequestError(f"dp_rank {rank}: this server has {known}", param="dp_rank")
 
     @property
     def context_tokens(self) -> int:
@@ -132,18 +158,19 @@ class Service:
     def generations(self, tokens: array[int], wish: Wish) -> list[Generation]:
         """One for each of the ``n`` answers that are asked for. Raises RequestError."""
         return [
-            Generation(self.bridge, self.model.tokenizer, asked, wish.ending)
+            Generation(self.ranks, self.model.tokenizer, asked, wish.ending)
             for asked in self.asked(tokens, wish)
         ]
 
     def asked(self, tokens: array[int], wish: Wish) -> list[Asked]:
-        """What the bridge is asked, once for each of the ``n`` answers. Raises RequestError."""
+        """What a rank is asked, once for each of the ``n`` answers. Raises RequestError."""
         if wish.output_tokens < 1:
             raise RequestError(
                 f"max_tokens must be at least 1, not {wish.output_tokens}", param="max_tokens"
             )
         if wish.logprobs and not self.model.has_logprobs:
             raise RequestError("--hands none knows no probabilities: leave logprobs out", 400)
+        self.check_dp_rank(wish.dp_rank)
         seed = secrets.randbits(62) if wish.seed is None else wish.seed
         return [self._ask(tokens, wish, seed + number) for number in range(wish.n)]
 
@@ -170,7 +197,7 @@ class Service:
             priority=wish.priority,
         )
         is_followed = wish.is_followed or wish.logprobs or bool(wish.ending.stops)
-        return Asked(spec, sampling, is_followed)
+        return Asked(spec, sampling, is_followed, wish.dp_rank)
 
 
 def cached_details(row: Row, storage: str | None) -> dict[str, Any] | None:

@@ -5,15 +5,19 @@ Called by: start, start_null.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from refimpl.config import require
+from refimpl.messages import AttachStorage
 from refimpl.run.live_loop import WallExecutor
 from refimpl.run.options import Options
 from refimpl.run.setup import Simulation
 from refimpl.serve.bridge import Bridge
+from refimpl.serve.dispatch import DataRank, Dispatch
+from refimpl.serve.fan_out import FanOut
 from refimpl.serve.metrics import Metrics
 from refimpl.serve.service import Served, Service, Storage
 from refimpl.workload.request import Workload
@@ -35,23 +39,31 @@ def simulation_of(options: Options, page_bytes: int | None = None) -> Simulation
 def service_of(
     resolved: Simulation,
     served: Served,
-    executor: WallExecutor,
+    executors: Sequence[WallExecutor],
     name: str,
     settings: Mapping[str, Any],
 ) -> Service:
-    """A service over ``executor``; nothing runs yet."""
+    """A service over ``executors``, one a data-parallel rank; nothing runs yet."""
     options, engine = resolved.options, resolved.engine
     prefetch = engine.cache.prefetch
-    storage = Storage(write_policy=options.hicache_write_policy)
+    storage, attached = Storage(write_policy=options.hicache_write_policy), None
     if engine.storage_backend:
         storage.backend = engine.storage_backend
         storage.extra_config = options.hicache_storage_backend_extra_config
         storage.prefetch_policy = prefetch.policy
+        attached = AttachStorage(storage.backend, extra_config=storage.extra_config or "")
     page_bytes = resolved.page_bytes * options.tp_size
-    metrics = Metrics(name, engine.cache.page_size, page_bytes, executor.moved)
-    bridge = Bridge(engine, executor, metrics)
+    size, ranks = engine.cache.page_size, []
+    for number, executor in enumerate(executors):
+        told_rank = number if len(executors) > 1 else None
+        metrics = Metrics(name, size, page_bytes, executor.moved, told_rank)
+        # Ranks take turns in numbering: a rid is given once, and says whose it is.
+        rids = count(1 + number, len(executors))
+        ranks.append(DataRank(Bridge(engine, executor, metrics, rids), metrics))
+    dispatch = Dispatch(ranks, resolved.dispatch, size)
+    changes = FanOut([rank.bridge for rank in ranks], attached)
     told = dict(settings) | resolved.effective()
-    return Service(served, bridge, engine, name, told, prefetch, metrics, page_bytes, storage)
+    return Service(served, dispatch, changes, engine, name, told, prefetch, page_bytes, storage)
 
 
 def with_l1(options: Options, tokens: int) -> Options:

@@ -23,7 +23,7 @@ def start_null_service(options: Options, served_name: str | None = None) -> Serv
     """Everything but the engine's thread. Raises ConfigError for what can't work."""
     check_server(options)
     resolved = simulation_of(options)
-    (lanes,) = resolved.lanes()
+    executors = [NullExecutor(lanes) for lanes in resolved.lanes()]
     shape = model_named(options.model)
     served = Served(
         shape.name,
@@ -34,4 +34,4 @@ def start_null_service(options: Options, served_name: str | None = None) -> Serv
         is_mla=shape.is_mla,
     )
     settings = asdict(options) | {"hands": "none"}
-    return service_of(resolved, served, NullExecutor(lanes), served_name or shape.name, settings)
+    return service_of(resolved, served, executors, served_name or shape.name, settings)

@@ -201,7 +201,7 @@ class ZmqIngress:
         answer = self._open.get(peer, {}).get(message.id)
         if isinstance(message, AbortRequest):
             if answer is not None:
-                self._service.bridge.abort(answer.rid)
+                self._service.ranks.abort(answer.rid)
         elif answer is None:
             self._generate(peer, message)
         else:  # without its id: the request that is open goes on
@@ -220,7 +220,7 @@ class ZmqIngress:
         (asked,) = self._service.asked(tokens, message.wish())
         answer = _Answer(peer, message.id, is_stream=message.stream)
         self._open.setdefault(peer, mine)[message.id] = answer
-        answer.rid = self._service.bridge.submit(asked, partial(self._heard, answer))
+        answer.rid = self._service.ranks.submit(asked, partial(self._heard, answer))
 
     # ---- answers --------------------------------------------------------------------------------
 
@@ -252,6 +252,7 @@ class ZmqIngress:
             cached_details(row, self._service.storage.backend),
             max(row.end_ns - row.arrival_ns, 0) / 1e9,
             max(row.ttft_ns, 0) / 1e9,
+            self._service.dp_rank_of(row.rid),
         )
 
     def _forget(self, answer: _Answer) -> None:
@@ -272,7 +273,7 @@ class ZmqIngress:
     def _lose(self, peer: bytes) -> None:
         for answer in self._open.pop(peer, {}).values():
             answer.is_lost = True
-            self._service.bridge.abort(answer.rid)
+            self._service.ranks.abort(answer.rid)
 
 
 def _refused(request_id: str | None, error: RequestError) -> Error:

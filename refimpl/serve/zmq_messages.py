@@ -47,6 +47,7 @@ class Generate(msgspec.Struct, frozen=True, tag_field=_TYPE, tag="generate"):
     extra_key: str | None = None
     cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-_I32, lt=_I32)] | None = None
+    routed_dp_rank: int | None = None
     api_key: str | None = None
 
     def tokens(self) -> Sequence[int]:
@@ -82,6 +83,7 @@ class Generate(msgspec.Struct, frozen=True, tag_field=_TYPE, tag="generate"):
             extra_key=self.extra_key,
             cache_salt=self.cache_salt,
             priority=self.priority or 0,
+            dp_rank=self.routed_dp_rank,
             is_followed=self.stream,
         )
 
@@ -108,7 +110,7 @@ class NewTokens(msgspec.Struct, frozen=True, tag_field=_TYPE, tag="tokens"):
     cached_tokens: int
 
 
-class End(msgspec.Struct, frozen=True, tag_field=_TYPE, tag="end"):
+class End(msgspec.Struct, frozen=True, tag_field=_TYPE, tag="end", omit_defaults=True):
     """The end of an answer, with all of its tokens unless they were streamed. Times in seconds."""
 
     id: str
@@ -120,6 +122,7 @@ class End(msgspec.Struct, frozen=True, tag_field=_TYPE, tag="end"):
     cached_tokens_details: dict[str, Any] | None
     e2e_latency: float
     first_token_latency: float
+    dp_rank: int | None = None  # where there are several
 
 
 class Error(msgspec.Struct, frozen=True, tag_field=_TYPE, tag="error", omit_defaults=True):

@@ -10,6 +10,7 @@ pytest.importorskip("fastapi", reason="the server is not installed: pip install 
 
 from refimpl.cli.upstream import ALONE, WITH_VALUE, without_effect
 from refimpl.run.options import option_names
+from refimpl.serve.service import Service
 from scenarios.command_line import CommandLine
 
 # Of mission M4, M6 and M10, with the launcher replaced. The last flag is ours: there is no such model here.
@@ -116,3 +117,26 @@ def test_what_would_be_another_server_is_refused(
     assert said.code == 2
     assert wanted in said.err
     assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(("words", "rolls_back"), [([], True), (["--no-attach-rollback"], False)])
+def test_ranks_take_back_an_attach_unless_the_flag_says_no(
+    words: list[str],
+    rolls_back: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    served: list[Service] = []
+
+    def build(service: Service, *_: object) -> str:
+        served.append(service)
+        return "app"
+
+    monkeypatch.setattr("refimpl.serve.app.build_app", build)
+    monkeypatch.setattr("refimpl.serve.app.serve", lambda *_: None)
+    launch = ["serve", "--hands", "none", "--port", "0", "--dp", "3", *words]
+    said = CommandLine(monkeypatch, capsys)(*launch)
+    assert said.code == 0, said.err
+    (service,) = served
+    assert len(service.ranks) == 3
+    assert service.changes.rolls_back is rolls_back
