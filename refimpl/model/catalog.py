@@ -22,7 +22,7 @@ from refimpl.model.config import DTYPES, TINY_GQA, TINY_MLA, ModelConfig
 from refimpl.model.fast import Fast
 from refimpl.model.gguf_file import load_gguf
 from refimpl.model.reference import Reference
-from refimpl.model.self_check import check_batch_invariance
+from refimpl.model.self_check import check_batch_invariance, check_split
 from refimpl.model.shard import Gather, Shard
 from refimpl.model.tokenizer import ByteTokenizer, Tokenizer
 from refimpl.model.transformer import Transformer
@@ -50,9 +50,15 @@ class Model:
         return self.transformer.config
 
     def of_rank(self, shard: Shard, gather: Gather) -> Model:
-        """One rank's part, over the same weights. Raises ConfigError when it can't be split so."""
+        """One rank's part, over the same weights.
+
+        Raises ConfigError when it can't be split so, and NotBatchInvariantError when parts computed
+        with the reference path are not here what one rank computes.
+        """
         whole = self.transformer
         part = Transformer(whole.config, whole.weights, whole.arithmetic, shard, gather)
+        if whole.arithmetic.name == Reference.name:
+            check_split(whole.arithmetic, whole.config, whole.weights, shard)
         return Model(part, self.tokenizer)
 
 

@@ -6,6 +6,9 @@ shape, rows padded with zeros to ``ROWS``. What was measured with torch 2.13 on 
 AVX-512, 1 and 2 threads, float32 and bfloat16), and is verified again at each start:
 
 - in a product of fixed shape a row's bits depend neither on its place nor on the other rows;
+- a column's bits depend on neither its place nor the number of columns, from 12 columns on: below that
+  float32 is added up in another order. So a narrow matrix gets columns of zeros up to ``COLUMNS``, and a
+  rank that has a part of the columns computes the bits that one rank computes;
 - ``torch.exp`` gives an element the same bits anywhere in a buffer, while ``sigmoid`` and ``silu`` do
   not: the last few elements of a buffer take a scalar path. So silu is written with ``exp``;
 - ``sum`` over the last axis is invariant in a fixed shape; for one row of 40,001 it is not.
@@ -27,6 +30,7 @@ from torch.nn import functional
 
 ROWS: Final = 16  # tokens a tile: a decode of one pays for 16, a prefill fills them
 KEYS: Final = 64  # positions a tile of a context
+COLUMNS: Final = 16  # of a product at least: what a rank has of a small matrix may be narrower
 
 
 class Reference:
@@ -36,7 +40,8 @@ class Reference:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Product in tiles of ``[ROWS, in] x [in, out]``; the bias is added afterwards, exactly."""
-        product = _by_tiles(lambda tile: functional.linear(tile, weight), x)
+        wide = _padded(weight, COLUMNS) if len(weight) < COLUMNS else weight
+        product = _by_tiles(lambda tile: functional.linear(tile, wide), x)[:, : len(weight)]
         return product if bias is None else product + bias
 
     def per_head(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 All splits are along the output of a matrix, so that a part is a view, no sum is taken apart, and what is
 computed is bit for bit what one rank computes. A latent cache is the same on every rank: a model with
 one is not split at all.
-Must not know: what carries a gather. Called by: transformer, hands, whoever builds ranks.
+Must not know: what carries a gather. Called by: transformer, self_check, hands, whoever builds ranks.
 """
 
 from __future__ import annotations
@@ -47,6 +47,21 @@ class Shard:
     def columns(self, weight: Tensor) -> Tensor:
         """This rank's share of the output of a matrix, or of its bias."""
         return torch.tensor_split(weight, self.size)[self.rank]
+
+    def part(self, name: str, weight: Tensor, config: ModelConfig) -> Tensor:
+        """The rows that this rank has of a weight or bias, by its name in a layer: a view.
+
+        Heads of a projection, columns of a matrix, all of a norm.
+        """
+        if self.size == 1 or "norm" in name:
+            return weight
+        if name.startswith("self_attn.q_proj"):
+            count = config.heads // self.size
+            return self.heads(weight, self.rank * count, count, config.heads)
+        if name.startswith(("self_attn.k_proj", "self_attn.v_proj")):
+            first, last = kv_heads_of(config.kv_heads, self.rank, self.size)
+            return self.heads(weight, first, last - first, config.kv_heads)
+        return self.columns(weight)
 
 
 ALONE = Shard()

@@ -14,7 +14,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from refimpl.config import kv_heads_of
 from refimpl.model.arithmetic import Arithmetic
 from refimpl.model.config import ModelConfig
 from refimpl.model.paged import Chunk, KvView, Plan, plan
@@ -232,20 +231,7 @@ def _of_layer(weights: Weights, layer: int, config: ModelConfig, shard: Shard) -
     """The weights of a layer by their names in it, of one rank; views of the whole ones."""
     prefix = f"layers.{layer}."
     return {
-        name.removeprefix(prefix): _part(name.removeprefix(prefix), weight, config, shard)
+        (local := name.removeprefix(prefix)): shard.part(local, weight, config)
         for name, weight in weights.items()
         if name.startswith(prefix)
     }
-
-
-def _part(name: str, weight: Tensor, config: ModelConfig, shard: Shard) -> Tensor:
-    """A rank's part of a weight or bias: heads of a projection, columns of a matrix, all of a norm."""
-    if shard.size == 1 or "norm" in name:
-        return weight
-    if name.startswith("self_attn.q_proj"):
-        count = config.heads // shard.size
-        return shard.heads(weight, shard.rank * count, count, config.heads)
-    if name.startswith(("self_attn.k_proj", "self_attn.v_proj")):
-        first, last = kv_heads_of(config.kv_heads, shard.rank, shard.size)
-        return shard.heads(weight, first, last - first, config.kv_heads)
-    return shard.columns(weight)

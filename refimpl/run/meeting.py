@@ -1,6 +1,6 @@
 """Where the ranks that are threads of one process meet: each brings a value and gets those of all.
 
-Must not know: what the values are. Called by: rank_setup.
+Must not know: what the values are. Called by: rank_setup, scenarios.
 """
 
 from __future__ import annotations

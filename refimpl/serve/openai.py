@@ -58,6 +58,14 @@ class CompletionBody(_Body):
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
 
+    def wish(self, dp_rank: int | None) -> Wish:
+        """What is asked for; ``dp_rank`` is the header's."""
+        return replace(
+            self.wish_with(16 if self.max_tokens is None else self.max_tokens, dp_rank),
+            logprobs=self.logprobs is not None,
+            top_logprobs=self.logprobs or 0,
+        )
+
 
 class Message(BaseModel):
     """One turn of a conversation; of parts, those with text count."""
@@ -84,6 +92,15 @@ class ChatBody(_Body):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS_MAX)
 
+    def wish(self, room: int, dp_rank: int | None) -> Wish:
+        """What is asked for: up to ``room`` tokens unless it is said; ``dp_rank`` is the header's."""
+        given = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        return replace(
+            self.wish_with(room if given is None else given, dp_rank),
+            logprobs=self.logprobs,
+            top_logprobs=(self.top_logprobs or 0) if self.logprobs else 0,
+        )
+
 
 def openai_routes(service: Service) -> APIRouter:
     """The routes, for one service."""
@@ -104,12 +121,7 @@ def openai_routes(service: Service) -> APIRouter:
     ) -> Any:
         service.check_name(body.model)
         prompts = _prompts(service, body.prompt)
-        limit = 16 if body.max_tokens is None else body.max_tokens
-        wish = replace(
-            body.wish_with(limit, dp_rank),
-            logprobs=body.logprobs is not None,
-            top_logprobs=body.logprobs or 0,
-        )
+        wish = body.wish(dp_rank)
         check_answers(len(prompts) * wish.n)
         asked = [each for prompt in prompts for each in service.generations(prompt, wish)]
         answer = _Completions(service, body)
@@ -131,15 +143,8 @@ def openai_routes(service: Service) -> APIRouter:
         except ChatError as error:
             raise RequestError(str(error), param="messages") from None
         tokens = service.check_tokens(service.encode(text))
-        given = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
         room = service.context_tokens - len(tokens)
-        limit = room if given is None else given
-        wish = replace(
-            body.wish_with(limit, dp_rank),
-            logprobs=body.logprobs,
-            top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
-        )
-        asked = service.generations(tokens, wish)
+        asked = service.generations(tokens, body.wish(room, dp_rank))
         answer = _Chat(service, body)
         if body.stream:
             return StreamingResponse(stream(answer.chunks(asked)), media_type="text/event-stream")

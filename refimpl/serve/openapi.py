@@ -40,7 +40,7 @@ JSON: Final[Responses] = {
 STREAMS: Final[Responses] = {
     200: {
         "description": "the answer; a stream of events where `stream` asks for one",
-        "content": {"application/json": {}, "text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"application/json": {}, "text/event-stream": {}},
     },
     **JSON,
 }

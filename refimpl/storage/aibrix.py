@@ -288,6 +288,7 @@ def _specs(setting: Setting) -> tuple[Any, Any]:
         1,
         torch.uint8,
         KVCacheBlockLayout.LCND,  # another layout is another place in the store
-        KVCacheTensorSpec(heads=[0], layers=[0], head_size=_SMALL_BYTES // 2),
+        # RocksDB lets a place be open once, so that each rank needs its own.
+        KVCacheTensorSpec(heads=[identity.tp_rank], layers=[0], head_size=_SMALL_BYTES // 2),
     )
     return page, small

@@ -46,6 +46,7 @@ _TEXTS: Final = (
     "ssd_offload_path",
     "tenant_id",
 )
+_SEGMENT_BYTES_MIN: Final = 16 << 20  # the library says so when it refuses less (0.3.13)
 _UNITS: Final = {"": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 
 
@@ -101,8 +102,7 @@ def read_mooncake_config(
         master=str(said["master_server_address"]),
         metadata_server=str(said["metadata_server"] or P2P),
         local_hostname=str(hostname),
-        segment_bytes=segment_bytes(said["global_segment_size"], f"{where}: global_segment_size")
-        // setting.identity.tp_size,
+        segment_bytes=_share(said["global_segment_size"], setting.identity.tp_size, where),
         protocol=str(said["protocol"]),
         device=_device(said["device_name"], setting.identity, where),
         metrics_port=_port(said["master_metrics_port"], where),
@@ -110,6 +110,18 @@ def read_mooncake_config(
         ssd_offload_path=_offload(said, setting.identity) if offload else None,
         tenant=str(said["tenant_id"] or "default").strip() or "default",
     )
+
+
+def _share(said: Any, ranks: int, where: str) -> int:
+    """What one of ``ranks`` lends; with ``tp_lcm_size`` they are as many as that says."""
+    share = segment_bytes(said, f"{where}: global_segment_size") // ranks
+    require(
+        share == 0 or share >= _SEGMENT_BYTES_MIN,
+        f"{where}: global_segment_size {said!r} is {share} bytes for each of {ranks} ranks, and mooncake"
+        f" takes {_SEGMENT_BYTES_MIN} or more, or 0 of one that lends nothing: make it at least"
+        f" {ranks * _SEGMENT_BYTES_MIN}",
+    )
+    return share
 
 
 def _said(keys: Mapping[str, Any], name: str, where: str) -> Any:

@@ -34,10 +34,13 @@ CHATS = "multi_turn:clients=3,rounds=3,request_length=40,output_length=5,vocab=2
 PAGE_BYTES = 1 << 12  # of no consequence where --hicache-size is not given
 
 
-def simulation(tp_size: int, folder: Path | None = None) -> Simulation:
+def simulation(
+    tp_size: int, folder: Path | None = None, layout: str = "page_first", **more: object
+) -> Simulation:
     """Chats that fit into L1 and L2 in part; with a folder, L3 has the rest."""
-    extra = json.dumps({"file_storage_path": str(folder), "prefetch_threshold": 8})
+    extra = json.dumps({"file_storage_path": str(folder), "prefetch_threshold": 8, **more})
     options = Options(
+        hicache_mem_layout=layout,
         page_size=8,
         max_total_tokens=160,
         enable_hierarchical_cache=True,
@@ -75,6 +78,21 @@ def test_two_processes_give_the_tokens_of_one(tmp_path: Path) -> None:
     assert pair.outputs == alone.outputs
     assert pair.figures["pages_moved"]["load_back"] > 0
     assert pair.figures["hit_tokens"]["storage"] > 0
+
+
+def test_an_instance_serves_what_one_of_another_tp_has_stored(tmp_path: Path) -> None:
+    choice = ModelChoice("tiny-gqa", "reference")
+
+    def run(size: int, folder: str, lcm: int) -> Served:
+        shared = simulation(size, tmp_path / folder, "page_head", tp_lcm_size=lcm)
+        return serve("ranks", shared, choice, choice.open(0), ranks=RankChoice(limit_s=30))
+
+    run(2, "shared", 4)
+    cold, warm = run(4, "own", 4), run(4, "shared", 4)
+    alone, apart = run(1, "shared", 4), run(1, "shared", 1)  # the last has no names in common
+    assert cold.outputs == warm.outputs == alone.outputs == apart.outputs
+    hits = [each.figures["hit_tokens"]["storage"] for each in (cold, apart, warm, alone)]
+    assert max(hits[:2]) < min(hits[2:])
 
 
 # ---- agreement -----------------------------------------------------------------------------------

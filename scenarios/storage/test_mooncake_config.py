@@ -76,12 +76,12 @@ def test_the_hostname_of_the_environment_wins() -> None:
     ("size", "bytes_"),
     [
         (0, 0),
-        (12345, 12345),
-        ("12345", 12345),
+        (23456789, 23456789),
+        ("23456789", 23456789),
         ("4gb", 4 << 30),
         ("4 GB", 4 << 30),
         ("512mb", 512 << 20),
-        ("64kb", 64 << 10),
+        ("65536kb", 64 << 20),
         ("1GiB", 1 << 30),
     ],
 )
@@ -92,6 +92,9 @@ def test_sizes_are_bytes_or_have_a_unit(size: Any, bytes_: int) -> None:
 def test_each_rank_lends_its_share_of_the_segment() -> None:
     extra = MASTER | {"global_segment_size": 816043786240}
     assert read(extra, rank=3, size=8).segment_bytes == 816043786240 // 8
+    assert read(MASTER | {"global_segment_size": "128mb"}, size=8).segment_bytes == 16 << 20
+    with pytest.raises(ConfigError, match=r"each of 8 ranks.*make it at least 134217728"):
+        read(MASTER | {"global_segment_size": "127mb"}, size=8)
 
 
 @pytest.mark.parametrize("devices", [{"0": "mlx5_0", "1": "mlx5_1"}, '{"0": "a", "1": "mlx5_1"}'])
@@ -130,6 +133,7 @@ def test_a_master_that_is_found_another_way_has_no_address(
         ({"client_server_address": "c:1"}, "master_server_address must name a master"),
         (MASTER | {"standalone_storage": True}, "needs host memory of Mooncake's own"),
         (MASTER | {"global_segment_size": "lots"}, "global_segment_size 'lots' is no size"),
+        (MASTER | {"global_segment_size": "16383kb"}, "make it at least 16777216"),
         (MASTER | {"global_segment_size": "-1"}, "global_segment_size '-1' is no size"),
         (MASTER | {"global_segment_size": True}, "global_segment_size True is no size"),
         (MASTER | {"check_server": "maybe"}, "check_server must be true or false, not maybe"),
