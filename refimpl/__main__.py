@@ -1,7 +1,7 @@
 """The command line: ``refimpl run | simulate | golden | conform | storage …``, as ``python -m refimpl``.
 
 What a command needs is imported when it runs, so that each starts as fast as it can: none of the
-light ones loads torch or numba. Exit codes: 0 done, 1 a check failed, 2 the input can't work.
+light ones loads torch or numba. Exit codes: 0 done, 1 a check failed, 2 it can't work as it was asked for.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from refimpl.cli.run import run, simulate, workloads
 from refimpl.cli.serve import serve
 from refimpl.cli.storage import conform, storage
 from refimpl.cli.upstream import LaunchCommand
+from refimpl.cluster.ranks import RankError
 from refimpl.config import ConfigError
 from refimpl.storage.backend import StorageError
 
@@ -56,7 +57,7 @@ def main() -> None:
         sys.path.insert(0, "")  # a storage class of the user's may lie in the current folder
     try:
         code = app(standalone_mode=False)
-    except (ConfigError, StorageError) as error:
+    except (ConfigError, StorageError, RankError) as error:
         _fail(str(error))
     except typer.exceptions.TyperException as error:
         _fail(error.format_message())

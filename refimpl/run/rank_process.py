@@ -26,7 +26,8 @@ from refimpl.model.shard import Gather, Shard
 from refimpl.run.pump import JOIN_S
 from refimpl.run.rank_group import Rank, Step, follow
 
-START_S: Final = 120  # for a rank to load its model
+START_S: Final = 120  # for a rank to load torch, to connect, and to load its model
+_HERE, _READY = "here", "ready"  # what a rank says when it can connect, and when it can work
 HOST: Final = "127.0.0.1"
 
 
@@ -35,9 +36,9 @@ class Groups:
 
     def __init__(self, shard: Shard, port: int, limit_s: float) -> None:
         self.shard = shard
-        start = timedelta(seconds=START_S)
+        self._start = timedelta(seconds=START_S)
         self.store = dist.TCPStore(  # type: ignore[attr-defined]  # torch types it in part
-            HOST, port, shard.size, shard.rank == 0, start, wait_for_workers=False
+            HOST, port, shard.size, shard.rank == 0, self._start, wait_for_workers=False
         )
         self._limit = timedelta(seconds=limit_s)
         self._limit_s = limit_s
@@ -48,13 +49,21 @@ class Groups:
         return int(self.store.port)
 
     def join(self) -> None:
-        """Wait for all ranks, and connect."""
-        self._agree, self.compute = (self._group(name) for name in ("agree", "compute"))
+        """Wait for all ranks, and connect. Raises RankError.
+
+        That takes as long as the slowest needs to start; the limit is for those that have.
+        """
+        try:
+            self._agree, self.compute = (self._group(name) for name in ("agree", "compute"))
+        except RuntimeError as error:  # DistStoreError is one
+            raise RankError(f"the ranks did not connect ({error})") from None
 
     def _group(self, name: str) -> Any:
         rank, size = self.shard.rank, self.shard.size
         store = dist.PrefixStore(name, self.store)  # type: ignore[attr-defined]
-        return dist.ProcessGroupGloo(store, rank, size, self._limit)
+        group = dist.ProcessGroupGloo(store, rank, size, self._start)
+        group._set_default_timeout(self._limit)
+        return group
 
     def minimum(self, vector: Vector) -> Vector:
         """``all_reduce(MIN)``. Raises RankError when a rank does not come in time."""
@@ -106,9 +115,10 @@ def _work(start: Start, pipe: Connection) -> None:
     torch.set_num_threads(1)
     with suppress(EOFError, KeyboardInterrupt):  # rank 0 has gone
         groups = Groups(start.shard, start.port, start.limit_s)
+        pipe.send(_HERE)
         groups.join()
         executor = start.make(start.shard, groups.compute)
-        pipe.send("ready")
+        pipe.send(_READY)
         follow(Rank(start.shard.rank, executor, groups.minimum), pipe.recv)
 
 
@@ -128,16 +138,23 @@ class ProcessFollower:
         # A rank that reads nothing must not hold up rank 0, so a thread waits for it.
         self._sender = Thread(target=self._send, name=f"to rank {self._rank}", daemon=True)
 
+    def wait_here(self) -> None:
+        """Until it can connect to the others. Raises RankError."""
+        self._wait_for(_HERE)
+
     def wait_ready(self) -> None:
         """Until its model is loaded. Raises RankError."""
+        self._wait_for(_READY)
+        self._sender.start()
+
+    def _wait_for(self, word: str) -> None:
         try:
-            is_ready = self._pipe.poll(START_S) and self._pipe.recv() == "ready"
-        except EOFError:
-            is_ready = False
-        if not is_ready:
+            has_come = self._pipe.poll(START_S) and self._pipe.recv() == word
+        except (EOFError, OSError):  # it has died
+            has_come = False
+        if not has_come:
             self._process.join(JOIN_S)
             raise RankError(f"rank {self._rank} did not start; its own log says why")
-        self._sender.start()
 
     @property
     def pid(self) -> int | None:

@@ -98,6 +98,8 @@ def _processes(make: MakeRank, model: Model, size: int, limit_s: float) -> RankG
     starts = [Start(Shard(rank, size), groups.port, limit_s, make) for rank in range(1, size)]
     followers = [ProcessFollower(start) for start in starts]
     try:
+        for follower in followers:
+            follower.wait_here()
         groups.join()
         inbox: Inbox = SimpleQueue()
         part = model.of_rank(groups.shard, gather_of(groups.compute, groups.shard))

@@ -181,7 +181,7 @@ def test_a_thread_that_is_silent_is_noticed_in_time(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "stopped"])
 def test_a_process_that_dies_or_stops_is_noticed_in_time(sign: signal.Signals) -> None:
-    group = group_of(2, limit_s=2, transport="process")
+    group = group_of(2, limit_s=4, transport="process")
     (follower,) = group._followers
     assert isinstance(follower, ProcessFollower)
     assert follower.pid is not None
@@ -194,4 +194,10 @@ def test_a_process_that_dies_or_stops_is_noticed_in_time(sign: signal.Signals) -
 
     with pytest.raises(RankError, match="rank"):
         run_live(Engine(simulation(2).engine), group, simulation(2).workload, progress)
-    assert monotonic() - killed[0] < 15  # the limit, and what closing takes
+    assert monotonic() - killed[0] < 20  # the limit, and what closing takes
+
+
+def test_the_limit_of_a_silent_rank_is_not_one_for_starting() -> None:
+    """Loading torch takes a process longer than this, and on a busy machine several seconds."""
+    group = group_of(2, limit_s=0.2, transport="process")
+    group.close()

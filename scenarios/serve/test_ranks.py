@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -19,11 +19,15 @@ pytest.importorskip("fastapi", reason="the server is not installed: pip install 
 import httpx
 
 from refimpl.config import ConfigError
+from refimpl.model.shard import Shard
+from refimpl.run import rank_setup
+from refimpl.run.live import LiveExecutor
 from refimpl.run.model_choice import ModelChoice
 from refimpl.run.rank_group import RankGroup
 from refimpl.run.rank_process import ProcessFollower
-from refimpl.run.rank_setup import RankChoice
+from refimpl.run.rank_setup import MakeRank, RankChoice
 from refimpl.serve.start import start_service
+from scenarios.command_line import CommandLine
 from scenarios.serve.served import OPTIONS, serving
 
 pytestmark = pytest.mark.live
@@ -98,7 +102,7 @@ def test_a_store_that_one_rank_can_not_open_is_open_on_none(
 
 def test_a_rank_that_stops_fails_the_requests_and_the_health() -> None:
     options = replace(OPTIONS, tp_size=2)
-    ranks = RankChoice("process", limit_s=2)
+    ranks = RankChoice("process", limit_s=4)
     with serving(options, ranks=ranks) as (url, service):
         group = service.bridge._executor
         assert isinstance(group, RankGroup)
@@ -109,11 +113,31 @@ def test_a_rank_that_stops_fails_the_requests_and_the_health() -> None:
             os.kill(follower.pid or 0, signal.SIGSTOP)
             begun = monotonic()
             answer = client.post("/generate", json={"text": TEXT})
-            assert monotonic() - begun < 10
+            assert monotonic() - begun < 20
             assert answer.status_code == 503
             assert "rank" in answer.json()["error"]["message"]
             assert client.get("/health").status_code == 503
             assert client.post("/generate", json={"text": TEXT}).status_code == 503
+
+
+@dataclass(frozen=True, slots=True)
+class Failing(MakeRank):
+    """A rank that can't load its model."""
+
+    def __call__(self, shard: Shard, group: Any) -> LiveExecutor:
+        del group
+        raise OSError(f"rank {shard.rank} has no such folder")
+
+
+def test_a_rank_that_does_not_start_is_one_line_on_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rank_setup, "MakeRank", Failing)
+    refimpl = CommandLine(monkeypatch, capsys)
+    words = ("--port", "0", "--tp-size", "2", "--rank-transport", "process")
+    done = refimpl("serve", "--model-path", "tiny-gqa", *words)
+    assert done.code == 2
+    assert done.err == "refimpl: error: rank 1 did not start; its own log says why\n"
 
 
 @pytest.mark.parametrize(("size", "word"), [(3, "does not divide the 4 heads"), (0, "at least 1")])
