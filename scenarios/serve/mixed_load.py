@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -24,6 +26,8 @@ from refimpl.units import Random
 ANSWER_S = 120  # a server that is silent for so long has failed
 TOKENS = 250  # ids below this are in every vocabulary
 BUSY = 503
+FLOODS = 24  # requests of a flood at a time
+HEAD = b"POST /generate HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 Client: TypeAlias = httpx.AsyncClient
 
@@ -35,7 +39,7 @@ class Load:
     url: str
     zmq_endpoint: str
     folder: Path  # of the L3 that is attached
-    context: zmq.asyncio.Context = field(default_factory=zmq.asyncio.Context)
+    context: zmq.asyncio.Context
     outcomes: Counter[str] = field(default_factory=Counter)
 
     def note(self, act: str, answer: httpx.Response, *allowed: int) -> None:
@@ -229,6 +233,52 @@ async def end_of_one(server: zmq.asyncio.Socket) -> str:
         if told["type"] == "error":
             assert told["code"] in (400, BUSY), told
             return f"error {told['code']}"
+
+
+# ---- many that cost little ----------------------------------------------------------------------
+
+
+async def flood(load: Load, random: Random, requests: int) -> None:
+    """Small requests, half of them over HTTP and half over ZMQ, a few of each at a time."""
+    left = iter(range(requests // 2))
+    seeds = [random.below(1 << 30) for _ in range(FLOODS)]
+    over_http = (http_flood(load, Random(seed), left) for seed in seeds)
+    await asyncio.gather(zmq_flood(load, random, requests // 2), *over_http)
+
+
+async def zmq_flood(load: Load, random: Random, requests: int) -> None:
+    """One connection; a batch at a time."""
+    with dealer(load) as server:
+        for begun in range(0, requests, FLOODS):
+            for number in range(FLOODS):
+                asked = {"type": "generate", "id": str(begun + number), "stream": False}
+                await server.send(msgspec.msgpack.encode(asked | small(random)))
+            for _ in range(FLOODS):
+                load.outcomes[f"zmq flood {await end_of_one(server)}"] += 1
+
+
+async def http_flood(load: Load, random: Random, left: Iterator[int]) -> None:
+    """One connection; a client library would take longer than the server."""
+    place = urlsplit(load.url)
+    reader, writer = await asyncio.open_connection(place.hostname, place.port)
+    for _ in left:
+        asked = json.dumps(small(random)).encode()
+        writer.write(HEAD % (place.netloc.encode(), len(asked)) + asked)
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = head.split(maxsplit=2)[1].decode()
+        (length,) = re.findall(rb"content-length: (\d+)", head)
+        told = await reader.readexactly(int(length))
+        assert status in ("200", str(BUSY)), told
+        load.outcomes[f"flood {status}"] += 1
+    writer.close()
+    await writer.wait_closed()
+
+
+def small(random: Random) -> dict[str, Any]:
+    return {
+        "input_ids": [random.below(TOKENS) for _ in range(20)],
+        "sampling_params": {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True},
+    }
 
 
 # ---- who does what ------------------------------------------------------------------------------

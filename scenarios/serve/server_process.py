@@ -32,12 +32,6 @@ class ServerProcess:
     url: str
     zmq_endpoint: str
 
-    @property
-    def resident_bytes(self) -> int:
-        """Its memory, as the system counts it."""
-        pages = Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
     def stop(self) -> int:
         """Tell it to end, as a system does, and wait until it has; its exit code."""
         self.process.terminate()
