@@ -69,8 +69,7 @@ def test_two_hundred_streams_at_once_are_all_answered_alike() -> None:
     for group in range(20):
         assert len({text for at, text in stayed.items() if at % 20 == group}) <= 1
     check_quiescent(service.bridge.engine)
-    assert not service.bridge._asked
-    assert not service.bridge._loop.record.rows
+    assert left_over(service) == []
 
 
 def test_more_than_the_queue_holds_is_told_to_come_back() -> None:
@@ -92,9 +91,12 @@ def test_more_than_the_queue_holds_is_told_to_come_back() -> None:
     assert all(answer.headers["retry-after"] for answer in refused)
     assert len({answer.json()["text"] for answer in served}) == 1
     check_quiescent(service.bridge.engine)
+    assert left_over(service) == []
 
 
-@pytest.mark.parametrize("serve", [serving, serving_null])
+@pytest.mark.parametrize(
+    "serve", [pytest.param(serving, marks=pytest.mark.slow, id="model"), serving_null]
+)
 def test_nothing_that_lives_as_long_as_the_server_keeps_anything_of_a_request(
     serve: Callable[..., AbstractContextManager[tuple[str, Service]]], tmp_path: Path
 ) -> None:
@@ -110,7 +112,8 @@ def test_nothing_that_lives_as_long_as_the_server_keeps_anything_of_a_request(
     with serve(options, companions=ingress) as (url, service):
         asyncio.run(mixed(url, made[0].endpoint, tmp_path))
     check_quiescent(service.bridge.engine)
-    assert left_over(service, made[0]) == []
+    assert left_over(service) == []
+    assert not made[0]._open
     assert threading.active_count() == threads
 
 
@@ -122,7 +125,7 @@ async def mixed(url: str, zmq_endpoint: str, folder: Path) -> None:
         await asyncio.gather(*(client.aclose() for client in clients))
 
 
-def left_over(service: Service, ingress: ZmqIngress) -> list[str]:
+def left_over(service: Service) -> list[str]:
     """What is in containers that have an entry a request while it is under way."""
     bridge, metrics, executor = service.bridge, service.metrics, service.bridge._executor
     held: dict[str, Sized] = {
@@ -134,7 +137,6 @@ def left_over(service: Service, ingress: ZmqIngress) -> list[str]:
         "metrics: uncached": metrics._uncached,
         "metrics: copies": metrics.copies._open,
         "changes of L3": service.changes._tasks,
-        "ZMQ": ingress._open,
     }
     if isinstance(executor, LiveExecutor):
         held |= {
