@@ -19,5 +19,5 @@ def _keeping_end(bridge: Bridge, rid: int, reason: str) -> None:
 
 
 if __name__ == "__main__":
-    Bridge._end = _keeping_end  # type: ignore[method-assign]
+    Bridge._end = _keeping_end  # type: ignore[assignment,method-assign]
     main()

@@ -41,6 +41,7 @@ class Load:
     folder: Path  # of the L3 that is attached
     context: zmq.asyncio.Context
     outcomes: Counter[str] = field(default_factory=Counter)
+    answers: dict[int, list[int]] = field(default_factory=dict)  # to what is asked again and again
 
     def note(self, act: str, answer: httpx.Response, *allowed: int) -> None:
         self.outcomes[f"{act} {answer.status_code}"] += 1
@@ -78,6 +79,19 @@ def body(random: Random, tokens: int = 24) -> dict[str, Any]:
 
 async def whole(load: Load, client: Client, random: Random) -> None:
     load.note("whole", await client.post("/generate", json=body(random)), 200, BUSY)
+
+
+async def again(load: Load, client: Client, random: Random) -> None:
+    """One of a few prompts, whose answer is always the same, wherever its prefix is just then."""
+    number = random.below(12)
+    tokens = [(number * 37 + at) % TOKENS for at in range(100 + number)]
+    greedy = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
+    asked = {"input_ids": tokens, "sampling_params": greedy}
+    answer = await client.post("/generate", json=asked)
+    load.note("again", answer, 200, BUSY)
+    if answer.status_code == 200:
+        told = answer.json()["output_ids"]
+        assert load.answers.setdefault(number, told) == told, f"another answer to {number}"
 
 
 async def batch(load: Load, client: Client, random: Random) -> None:
@@ -203,15 +217,17 @@ async def over_zmq(load: Load, _: Client, random: Random) -> None:
     with dealer(load) as server:
         for number in range(count):
             tokens = params(random, 300 if leaves else 24)
-            asked = {"type": "generate", "id": str(number), "stream": bool(random.below(2))}
+            is_stream = leaves or random.below(2) == 0
+            asked = {"type": "generate", "id": str(number), "stream": is_stream}
             asked |= {"input_ids": prompt(random), "sampling_params": tokens}
             await server.send(msgspec.msgpack.encode(asked))
         if leaves:
+            await asyncio.wait_for(server.recv(), ANSWER_S)  # else nothing was sent yet
             load.outcomes["zmq left"] += 1
             return
         if random.below(3) == 0:
             await server.send(msgspec.msgpack.encode({"type": "abort", "id": "0"}))
-        for _ in range(count):
+        for number in range(count):
             load.outcomes[f"zmq {await end_of_one(server)}"] += 1
 
 
@@ -284,7 +300,7 @@ def small(random: Random) -> dict[str, Any]:
 # ---- who does what ------------------------------------------------------------------------------
 
 ACTS: tuple[Act, ...] = (
-    *(whole, whole, batch, completion, chat, stream, stream),
+    *(whole, again, batch, completion, chat, stream, stream),
     *(gives_up, aborted, nonsense, over_zmq, over_zmq, zmq_nonsense),
 )
 RARE: tuple[Act, ...] = (change, looks, looks)

@@ -261,6 +261,8 @@ def test_the_dashboard_uses_only_metrics_that_exist(client: httpx.Client) -> Non
     known = {sample.name for family in families for sample in family.samples}
     dashboard = json.loads((ROOT / "dashboards" / "hicache.json").read_text(encoding="utf-8"))
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    named = {name for text in asked for name in re.findall(r"(?:sglang|hicache):\w+", text)}
+    named = {
+        name for text in asked for name in re.findall(r"(?:sglang:|hicache:|process_)\w+", text)
+    }
     assert len(named) > 15
     assert not named - known
