@@ -227,7 +227,7 @@ async def over_zmq(load: Load, _: Client, random: Random) -> None:
             return
         if random.below(3) == 0:
             await server.send(msgspec.msgpack.encode({"type": "abort", "id": "0"}))
-        for number in range(count):
+        for _number in range(count):
             load.outcomes[f"zmq {await end_of_one(server)}"] += 1
 
 
