@@ -1,7 +1,8 @@
 """``--hicache-storage-backend-extra-config``: what it may hold and where it comes from.
 
 Inline JSON, or ``@FILE`` in JSON, TOML or YAML. Keys for HiCache are taken out and checked; what
-remains belongs to the backend. Must not know: backends. Called by: setup, the conformance kit.
+remains belongs to the backend. Must not know: backends. Called by: setup, storage_lanes, the
+conformance kit.
 """
 
 from __future__ import annotations
@@ -81,6 +82,14 @@ class ExtraConfig:
     tp_lcm_size: int | None = None
     max_size_bytes: int | None = None  # of memory and file
     backend: dict[str, Any] = field(default_factory=dict)  # of the backend and what is around it
+
+    def pages_max(self, page_bytes: int) -> int | None:
+        """How many pages of that size it may hold; None: no limit. Raises ConfigError below one."""
+        if self.max_size_bytes is None:
+            return None
+        pages = self.max_size_bytes // page_bytes
+        require(pages >= 1, "max_size of the storage backend is below one page")
+        return pages
 
 
 def read_extra_config(text: str | None, storage_backend: str | None) -> ExtraConfig:

@@ -79,7 +79,7 @@ class Simulation:
         self.cost = self._cost(self.transfer)
         self.page_bytes = self.cost.page_bytes if page_bytes is None else page_bytes
         self.engine = self._engine(extra)
-        self._store_pages = self._capacity_pages(extra)
+        self._store_pages = extra.pages_max(self.page_bytes * options.tp_size)
         self._router = self._routing()
         self.dispatch = self._dispatching()
         self._check_replay()
@@ -193,13 +193,6 @@ class Simulation:
             )
         policy = options.hicache_storage_prefetch_policy
         return prefetch_of(config if policy is None else replace(config, policy=policy), extra)
-
-    def _capacity_pages(self, extra: ExtraConfig) -> int | None:
-        if extra.max_size_bytes is None:
-            return None
-        pages = extra.max_size_bytes // (self.page_bytes * self.options.tp_size)
-        require(pages >= 1, "max_size of the storage backend is below one page")
-        return pages
 
     def _routing(self) -> RouterConfig:
         count, policy = self.options.instances, self.options.router_policy

@@ -27,6 +27,7 @@ from refimpl.messages import (
     Stored,
 )
 from refimpl.run.cost import STORAGE_BATCH_PAGES, Cost
+from refimpl.run.extra_config import read_extra_config
 from refimpl.run.lane import NEVER, FifoLane, Lane, Site
 
 
@@ -184,6 +185,7 @@ class AdminLane(Lane):
         super().__init__(site)
         self._command: OpenStorage | CloseStorage | EmptyStorage | None = None
         self._opened: Cost | None = None  # what opening succeeds with
+        self._pages_max: int | None = None  # of the store that is opened
         self._error = ""
 
     def submit(self, command: OpenStorage | CloseStorage | EmptyStorage, now: int) -> None:
@@ -192,15 +194,18 @@ class AdminLane(Lane):
         self._command, self._opened, self._error = command, None, ""
         duration_ns = self.site.cost.close_ns
         if isinstance(command, OpenStorage):
-            duration_ns = self._prepare(command.backend)
+            duration_ns = self._prepare(command)
         self.occupy(now, duration_ns + self.site.faults.delay_ns())
 
-    def _prepare(self, backend: str) -> int:
+    def _prepare(self, command: OpenStorage) -> int:
+        cost = self.site.cost
         try:
-            self._opened = self.site.cost.with_storage(backend)
+            extra = read_extra_config(command.extra_config or None, command.backend)
+            self._pages_max = extra.pages_max(cost.page_bytes * cost.tp_size)
+            self._opened = cost.with_storage(command.backend)
         except ConfigError as error:
             self._error = str(error)
-            return self.site.cost.open_ns
+            return cost.open_ns
         return self._opened.open_ns
 
     def finish(self) -> list[tuple[int, AnyEvent]]:
@@ -217,6 +222,7 @@ class AdminLane(Lane):
             self._error = "injected: the backend did not open"
         if not self._error and self._opened is not None:
             self.site.cost = self._opened
+            self.site.store.limit(self._pages_max)
         return [(0, StorageOpened(self._error))]
 
 

@@ -52,6 +52,11 @@ class Dispatch:
             rank.bridge.stop()
 
     @property
+    def error(self) -> BaseException | None:
+        """What has stopped a rank, of the first that something stopped."""
+        return next((found for rank in self.ranks if (found := rank.bridge.error)), None)
+
+    @property
     def is_healthy(self) -> bool:
         """All ranks run."""
         return all(rank.bridge.is_healthy for rank in self.ranks)

@@ -364,6 +364,31 @@ def test_a_backend_that_does_not_open_changes_nothing(
     assert lanes.cost is COST
 
 
+def test_a_store_holds_what_the_config_it_was_opened_with_allows() -> None:
+    store = stored(8)
+    lanes = lanes_of(store)
+    lanes.submit(OpenStorage("file", f'{{"max_size": {3 * COST.page_bytes}}}'), 0)
+    drain(lanes)
+    assert [key in store for key in keys(8)] == [False] * 5 + [True] * 3
+    store.put(keys(2, document=1))
+    assert len(store) == 3
+    lanes.submit(OpenStorage("file"), COST.with_storage("file").open_ns)
+    drain(lanes)
+    store.put(keys(8))
+    assert len(store) == 10
+
+
+@pytest.mark.parametrize("config", ['{"max_size": 1}', '{"max_size": "much"}'])
+def test_a_size_that_holds_no_page_opens_nothing(config: str) -> None:
+    store = stored(8)
+    lanes = lanes_of(store)
+    lanes.submit(OpenStorage("file", config), 0)
+    [(_, opened)] = drain(lanes)
+    assert isinstance(opened, StorageOpened)
+    assert "max_size" in opened.error
+    assert len(store) == 8
+
+
 def test_closing_answers_once_and_may_fail() -> None:
     for faults, failed in (("", False), ("close_fail=1000000", True)):
         lanes = lanes_of(faults=faults)
