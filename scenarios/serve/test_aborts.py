@@ -61,7 +61,8 @@ def streaming(
 
 def text_of(chunks: list[dict[str, Any]]) -> str:
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)  # fmt: skip
+    texts = [choice.get("text") or choice.get("delta", {}).get("content") for choice in choices]
+    return "".join(text or "" for text in texts)
 
 
 def abort(client: httpx.Client, **which: Any) -> None:
