@@ -24,13 +24,14 @@ from refimpl.serve import app, backlog, generation
 from refimpl.serve.backlog import Backlog
 from refimpl.serve.bridge import Ended, Tokens
 from refimpl.serve.service import Service
+from scenarios.serve import served
 from scenarios.serve.served import serving_null
 
 pytestmark = pytest.mark.live
 
 OPTIONS = Options(page_size=16, max_total_tokens=65_536)
-RECEIVE_BYTES = 4096  # of the client's socket, before the kernel rounds it
-ANSWERS, LENGTH = 128, 200
+BUFFER_BYTES = 4096  # of the sockets on both sides, before the kernel rounds it
+ANSWERS, LENGTH = 16, 200
 SECONDS_MAX = 30
 QUICK = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 2}}
 
@@ -41,7 +42,7 @@ def not_reading(url: str, path: str, body: dict[str, Any]) -> Iterator[socket.so
     place = urlsplit(url)
     raw = json.dumps(body).encode()
     with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         client.settimeout(SECONDS_MAX)
         client.connect((place.hostname, place.port))
         head = f"POST {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n"
@@ -55,6 +56,18 @@ def wait_for(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert monotonic() < end, "it does not come about"
         pause.wait(0.01)
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's kernel takes next to nothing for a client either, where it would take megabytes."""
+
+    def listening(host: str, port: int) -> socket.socket:
+        listener = app.listening(host, port)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        return listener
+
+    monkeypatch.setattr(served, "listening", listening)
 
 
 @pytest.fixture
@@ -77,6 +90,7 @@ def is_at_rest(service: Service) -> bool:
     return not service.bridge._asked and service.bridge.ask(lambda engine: engine.idle).result(5)
 
 
+@pytest.mark.usefixtures("narrow")
 def test_a_client_that_stalls_costs_little_and_gets_every_byte_when_it_reads_on(
     longest: dict[str, int],
 ) -> None:
