@@ -22,10 +22,11 @@ DataParallelRank: TypeAlias = Annotated[int | None, Header(alias="X-Data-Paralle
 
 
 class Namespaced(BaseModel):
-    """Whose pages a request may share, how urgent it is, and which rank is to answer."""
+    """What a request is called, whose pages it may share, how urgent it is, which rank is to answer."""
 
     model_config = ConfigDict(extra="ignore")
 
+    rid: Text | list[Text] | None = None
     extra_key: Text | None = None
     cache_salt: Text | None = None
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)

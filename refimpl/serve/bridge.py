@@ -163,6 +163,13 @@ class Bridge:
         """Nobody waits for ``rid`` any more; that it is over already does no harm."""
         self._executor.inbox.put(Abort(rid))
 
+    def abort_all(self) -> None:
+        """Nobody waits for anything any more."""
+        with self._lock:
+            rids = list(self._asked)
+        for rid in rids:
+            self.abort(rid)
+
     def change(self, event: Change) -> Future[Answer]:
         """Attach, detach, clear or flush; answered when it is done or refused."""
         kind = _KINDS[type(event)]

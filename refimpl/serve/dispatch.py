@@ -88,6 +88,11 @@ class Dispatch:
         """Nobody waits for ``rid`` any more; that it is over already does no harm."""
         self.ranks[self.rank_of(rid)].bridge.abort(rid)
 
+    def abort_all(self) -> None:
+        """Nobody waits for anything any more, whichever way it was asked."""
+        for rank in self.ranks:
+            rank.bridge.abort_all()
+
     def _chosen(self, named: int | None, keys: list[PageKey]) -> int:
         """The rank that the client names, else one of the policy's choice."""
         if named is None:

@@ -6,10 +6,9 @@ Must not know: the engine. Called by: app.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
-from uuid import uuid4
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
@@ -22,7 +21,7 @@ from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Finish, Generation, Whole, all_whole
 from refimpl.serve.limits import Text, check_answers
 from refimpl.serve.openapi import EMPTY, STREAMS
-from refimpl.serve.presence import Running, unless_gone
+from refimpl.serve.presence import begun, names_of, unless_gone
 from refimpl.serve.service import Given, Service, Wish, cached_details, is_batch
 from refimpl.serve.sse import merged, stream
 from refimpl.units import NS_PER_S
@@ -41,7 +40,6 @@ class GenerateBody(Namespaced):
     text: Text | list[Text] | None = None
     input_ids: list[Token] | list[list[Token]] | None = None
     sampling_params: SamplingParams | list[SamplingParams] | None = None
-    rid: Text | list[Text] | None = None
     stream: bool = False
     return_logprob: bool = False
     logprob_start_len: int = -1
@@ -79,7 +77,6 @@ class AbortBody(BaseModel):
 def native_routes(service: Service) -> APIRouter:
     """The routes, for one service."""
     router = APIRouter(tags=["SGLang"])
-    running = Running()
 
     @router.post("/generate", responses=STREAMS)
     @router.put("/generate", include_in_schema=False)
@@ -96,12 +93,12 @@ def native_routes(service: Service) -> APIRouter:
             for prompt, wish in zip(prompts, wishes, strict=True)
             for each in service.generations(prompt, wish)
         ]
-        named = dict(zip(_names(body.rid, len(asked)), asked, strict=True))
+        named = dict(zip(names_of(body.rid, len(asked)), asked, strict=True))
         in_a_list = is_batch(given) or len(asked) > 1
         if body.stream:
-            chunks = _chunks(service, body, running, named, in_a_list=in_a_list)
+            chunks = await begun(request, _chunks(service, body, named, in_a_list=in_a_list))
             return StreamingResponse(stream(chunks), media_type="text/event-stream")
-        with running.holding(named):
+        with service.running.holding(named):
             done = await unless_gone(request, all_whole(asked))
         answers = [_answer(service, body, name, one) for name, one in zip(named, done, strict=True)]
         return Response(
@@ -110,7 +107,9 @@ def native_routes(service: Service) -> APIRouter:
 
     @router.post("/abort_request", responses=EMPTY, response_class=Response)
     async def abort_request(body: AbortBody) -> Response:
-        for each in running.found(body.rid, all_of_them=body.abort_all):
+        if body.abort_all:
+            service.ranks.abort_all()
+        for each in service.running.found(body.rid):
             service.ranks.abort(each.rid)
         return Response()
 
@@ -126,27 +125,16 @@ def _given(body: GenerateBody) -> tuple[Given, str]:
     raise RequestError("give either text or input_ids")
 
 
-def _names(given: str | list[str] | None, count: int) -> list[str]:
-    if isinstance(given, list):
-        if len(given) != count or len(set(given)) != count:
-            raise RequestError(f"rid is a list of {len(given)}: give {count} different ones")
-        return given
-    if given and count == 1:
-        return [given]
-    return [f"{given or uuid4().hex}_{at}" if count > 1 else uuid4().hex for at in range(count)]
-
-
 async def _chunks(
     service: Service,
     body: GenerateBody,
-    running: Running,
     asked: dict[str, Generation],
     *,
     in_a_list: bool,
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str, None]:
     """Cumulative text and tokens of each answer, as upstream streams them."""
     named, wholes = list(asked), dict[int, Whole]()
-    with running.holding(asked):
+    with service.running.holding(asked):
         async for at, piece in merged([each.pieces() for each in asked.values()]):
             whole = wholes.setdefault(at, Whole(piece.row, None))
             whole.add(piece)

@@ -24,6 +24,7 @@ from refimpl.serve.fan_out import FanOut
 from refimpl.serve.generation import Ending, Generation
 from refimpl.serve.limits import well_formed
 from refimpl.serve.metrics import Metrics
+from refimpl.serve.presence import Running
 from refimpl.workload.request import RequestSpec
 
 Given: TypeAlias = str | list[str] | list[int] | list[list[int]]  # a prompt, or several
@@ -88,6 +89,7 @@ class Service:
     prefetch: PrefetchConfig
     page_bytes: int  # of all tensor-parallel ranks together
     storage: Storage = field(default_factory=Storage)
+    running: Running = field(default_factory=Running)
     started: int = field(default_factory=lambda: int(time.time()))
 
     @property
