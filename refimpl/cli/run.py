@@ -135,9 +135,9 @@ def simulate(
 ) -> None:
     """Replay a trace or a scenario through the three-tier cache on a virtual clock."""
     from refimpl.run.explain import Explanation
-    from refimpl.run.report import for_output, integers
+    from refimpl.run.report import by_worker, for_output, integers
     from refimpl.run.setup import Simulation
-    from refimpl.run.show import progress_bar, show_report, terminal
+    from refimpl.run.show import progress_bar, show_report, show_workers, terminal
 
     if output is not None:
         from refimpl.run.table import check_output  # brings polars, which takes its time to load
@@ -154,14 +154,17 @@ def simulate(
 
         write_rows(rows, output)
     figures = for_output(integers(outcome.record), outcome.wall_ns)
+    workers = by_worker(rows, options.dp_size)
     if as_json:
         said: dict[str, Any] = {} if explanation is None else {"explain": explanation.lines()}
+        said["workers"] = workers
         said["effective"] = simulation.effective()
         said["notices"] = simulation.notices
         print(json.dumps(figures | said, sort_keys=True))
         return
     console = terminal()
     show_report(console, figures, rows)
+    show_workers(console, workers, options.dp_size)
     if explanation is not None:
         console.print("\n".join(explanation.lines()), highlight=False)
     speed = figures["requests_per_wall_second"]

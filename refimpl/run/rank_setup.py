@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from refimpl.cluster.ranks import LIMIT_S
 from refimpl.config import require, require_choice
 from refimpl.model.catalog import Model
 from refimpl.model.shard import Shard
@@ -20,7 +21,7 @@ from refimpl.run.live import LiveExecutor
 from refimpl.run.live_loop import Inbox
 from refimpl.run.meeting import Meeting
 from refimpl.run.model_choice import ModelChoice
-from refimpl.run.rank_group import LIMIT_S, Rank, RankGroup, ThreadFollower, WakingInbox
+from refimpl.run.rank_group import Rank, RankGroup, ThreadFollower, WakingInbox
 from refimpl.run.rank_process import Groups, ProcessFollower, Start, gather_of
 from refimpl.run.real_hands import executor_of
 from refimpl.run.setup import Simulation

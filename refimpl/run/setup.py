@@ -34,11 +34,11 @@ from refimpl.run.cost import Cost
 from refimpl.run.extra_config import ExtraConfig, prefetch_of, read_extra_config
 from refimpl.run.faults import Faults
 from refimpl.run.hardware import hardware_named, model_named
-from refimpl.run.lanes import LaneExecutor
 from refimpl.run.options import Options
 from refimpl.run.record import Listener, Record
 from refimpl.run.replay import CacheReplay
 from refimpl.run.store import SharedStore
+from refimpl.run.virtual_ranks import Lanes, VirtualRanks, figures_of, lanes_of
 from refimpl.run.world import Instance, World
 from refimpl.units import GB, PER_MILLION, scaled_decimal
 from refimpl.workload.family import shown
@@ -87,6 +87,7 @@ class Simulation:
             Faults.parse(options.faults or "", options.fault_seed + index)
             for index in range(options.instances * options.dp_size)
         ]
+        self._faults[0].check_ranks(options.tp_size)
         self.workload = self._workload() if workload is None else workload
         self.notices += self._more_notices()
 
@@ -197,7 +198,9 @@ class Simulation:
     def _capacity_pages(self, extra: ExtraConfig) -> int | None:
         if extra.max_size_bytes is None:
             return None
-        pages = extra.max_size_bytes // (self.page_bytes * self.options.tp_size)
+        is_latent = self.cost.model.is_mla and self.page_bytes == self.cost.page_bytes
+        copies = 1 if is_latent else self.options.tp_size  # what is the same on all ranks is there once
+        pages = extra.max_size_bytes // (self.page_bytes * copies)
         require(pages >= 1, "max_size of the storage backend is below one page")
         return pages
 
@@ -295,6 +298,7 @@ class Simulation:
                 world = self.world()
                 world.record.listener = listener
                 record = world.run(self.workload, progress)
+                record.ranks = _tallies(world)
             # Before the collector wakes: what it then does is no part of the run.
             return Outcome(record, time.perf_counter_ns() - started)
 
@@ -305,10 +309,10 @@ class Simulation:
         router = alone if ranks == 1 else RankRouter(alone, ranks, self.dispatch)
         return World(instances, router, self.options.page_size)
 
-    def lanes(self) -> list[LaneExecutor]:
-        """Fresh lanes of each rank of each instance, over one L3."""
-        store = SharedStore(self._store_pages)
-        return [LaneExecutor(self.cost, store, faults) for faults in self._faults]
+    def lanes(self) -> list[Lanes]:
+        """Fresh lanes of each data-parallel rank of each instance, over one L3."""
+        has_storage = bool(self.engine.storage_backend)
+        return lanes_of(self.cost, self._faults, self._store_pages, is_attached=has_storage)
 
     def _replay(self, progress: Callable[[int], None] | None, listener: Listener | None) -> Record:
         record = Record()
@@ -337,6 +341,13 @@ def no_cycle_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _tallies(world: World) -> dict[str, Any]:
+    """What came of it that ranks are several, of all instances together; empty where they can't differ."""
+    lanes = [instance.lanes for instance in world.instances]
+    tallies = [each.tally for each in lanes if isinstance(each, VirtualRanks)]
+    return figures_of(tallies) if tallies else {}
 
 
 def _eviction(options: Options) -> EvictionConfig:
