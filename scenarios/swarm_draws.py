@@ -30,7 +30,11 @@ from refimpl.workload.scenario import FAMILIES, parse_scenario
 
 T = TypeVar("T")
 SMALL_PAGES: Final = (1, 2, 3, 4, 4, 5, 8, 16)
-OF_RANKS: Final = ("probe_short", "slot_less", "die")  # drawn last, so that seeds stay what they were
+OF_RANKS: Final = (
+    "probe_short",
+    "slot_less",
+    "die",
+)  # drawn last, so that seeds stay what they were
 NAMESPACES: Final = ((None, None), ("team", None), (None, "salt"), ("team", "salt"), (None, ""))
 ADAPTERS: Final = (None, "adapter")
 
@@ -185,7 +189,9 @@ def _faults(random: Random) -> Faults:
     seed = random.bits64()
     if not is_calm:
         chances |= {kind: pick(random, often) for kind in OF_RANKS if kind != "die"}
-        chances["die"] = pick(random, (0, 0, 500, 5_000))  # of each order; one rank alone heeds it not
+        chances["die"] = pick(
+            random, (0, 0, 500, 5_000)
+        )  # of each order; one rank alone heeds it not
     return Faults(Chances(chances, {"delay": delay_ns}), seed)
 
 

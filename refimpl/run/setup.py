@@ -199,7 +199,9 @@ class Simulation:
         if extra.max_size_bytes is None:
             return None
         is_latent = self.cost.model.is_mla and self.page_bytes == self.cost.page_bytes
-        copies = 1 if is_latent else self.options.tp_size  # what is the same on all ranks is there once
+        copies = (
+            1 if is_latent else self.options.tp_size
+        )  # what is the same on all ranks is there once
         pages = extra.max_size_bytes // (self.page_bytes * copies)
         require(pages >= 1, "max_size of the storage backend is below one page")
         return pages

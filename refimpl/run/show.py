@@ -129,7 +129,9 @@ def show_workers(console: Console, workers: Sequence[dict[str, Any]], dp_size: i
         prompt, hits, ttft = each["prompt_tokens"], each["hit_tokens"], each["ttft_ns"]
         shares = [percent(hits[tier], prompt) for tier in ("device", "host", "storage")]
         times = [milliseconds(ttft[name]) for name in ("p50", "p99")]
-        rows.append((f"instance {each['instance']}{rank}", f"{each['requests']:,}", *shares, *times))
+        rows.append(
+            (f"instance {each['instance']}{rank}", f"{each['requests']:,}", *shares, *times)
+        )
     columns = ("who", "requests", "device", "host", "storage", "p50, ms", "p99, ms")
     console.print(grid("By instance", columns, rows))
 

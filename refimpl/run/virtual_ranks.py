@@ -35,7 +35,12 @@ from refimpl.run.store import SharedStore
 from refimpl.units import NS_PER_S
 
 LIMIT_NS: Final = LIMIT_S * NS_PER_S
-_NAMES: Final[dict[type[AnyEvent], str]] = {Probed: "probe", Fetched: "fetch", BackedUp: "backup", Stored: "store"}
+_NAMES: Final[dict[type[AnyEvent], str]] = {
+    Probed: "probe",
+    Fetched: "fetch",
+    BackedUp: "backup",
+    Stored: "store",
+}
 
 
 @dataclass(slots=True)
@@ -44,7 +49,9 @@ class Tally:
 
     agreements: int = 0
     disagreements: int = 0  # ops that did not end alike on all ranks
-    pages_lost: Counter[str] = field(default_factory=Counter)  # that some rank had and another had not
+    pages_lost: Counter[str] = field(
+        default_factory=Counter
+    )  # that some rank had and another had not
     died_ns: dict[int, int] = field(default_factory=dict)  # rank -> when
     unanswered: int = 0  # ops in flight when the instance stopped, whose slots nobody gets any more
 
@@ -142,9 +149,9 @@ class VirtualRanks:
         """A request begins or ends, which takes lanes no time."""
 
     def submit(self, command: Command, now: int) -> None:
-        """Give an order to all ranks. Once one has died, rank 0 waits for it and orders nothing."""
+        """Give an order to all ranks. Once one has died, rank 0 waits for it, and orders wait as well."""
+        self._agreement.opened(command)
         if self._verdict_ns is None:
-            self._agreement.opened(command)
             self._order(command, now)
 
     def _order(self, command: Command, now: int) -> None:
@@ -172,7 +179,9 @@ class VirtualRanks:
         if due == self._verdict_ns:
             self.tally.unanswered = len(self._agreement.ops)
             silent = ", ".join(str(rank) for rank in self.tally.died_ns)
-            raise RankError(f"rank {silent} did not answer within {LIMIT_S} s: restart the instance")
+            raise RankError(
+                f"rank {silent} did not answer within {LIMIT_S} s: restart the instance"
+            )
         events: list[AnyEvent] = []
         for rank in self.ranks:
             if rank.next_due() == due:
