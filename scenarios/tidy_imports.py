@@ -68,7 +68,7 @@ TABLE: Final = {
         frozenset({"msgspec", "locust", "gevent", "geventhttpclient", "zmq", "polars", "rich"}),
     ),
     "cli": Allowed(_EVERYTHING_BUT_SERVE | {"conformance", "serve"}, None),
-    "__main__": Allowed(_WORDS | {"cli", "storage"}, frozenset({"typer"})),
+    "__main__": Allowed(_WORDS | {"cli", "cluster", "storage"}, frozenset({"typer"})),
 }
 
 PURE: Final = frozenset({"vocabulary", "core", "cluster", "workload"})

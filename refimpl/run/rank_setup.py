@@ -6,6 +6,7 @@ Must not know: what an engine decides, the terminal. Called by: real, the server
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -86,7 +87,12 @@ def _threads(
         compute.end()
         agree.end()
 
-    ranks = [rank_of(number) for number in range(size)]
+    ranks: list[Rank] = []
+    with ExitStack() as undo:
+        for number in range(size):
+            ranks.append(rank_of(number))
+            undo.callback(ranks[-1].executor.close)
+        undo.pop_all()
     return RankGroup(inbox, ranks[0], [ThreadFollower(rank, end) for rank in ranks[1:]])
 
 
@@ -97,18 +103,19 @@ def _gathered(meeting: Meeting, rank: int, part: torch.Tensor) -> torch.Tensor:
 def _processes(make: MakeRank, model: Model, size: int, limit_s: float) -> RankGroup:
     groups = Groups(Shard(0, size), 0, limit_s)
     starts = [Start(Shard(rank, size), groups.port, limit_s, make) for rank in range(1, size)]
-    followers = [ProcessFollower(start) for start in starts]
-    try:
+    followers: list[ProcessFollower] = []
+    with ExitStack() as undo:
+        for start in starts:
+            followers.append(ProcessFollower(start))
+            undo.callback(followers[-1].kill)
         for follower in followers:
             follower.wait_here()
         groups.join()
         inbox: Inbox = SimpleQueue()
         part = model.of_rank(groups.shard, gather_of(groups.compute, groups.shard))
         executor = executor_of(make.simulation, part, make.name, groups.shard, WakingInbox(inbox))
+        undo.callback(executor.close)
         for follower in followers:
             follower.wait_ready()
-    except BaseException:
-        for follower in followers:
-            follower.kill()
-        raise
+        undo.pop_all()
     return RankGroup(inbox, Rank(0, executor, groups.minimum), followers)

@@ -113,7 +113,7 @@ async def _invalid(_: Request, error: Exception) -> JSONResponse:
         return JSONResponse(RequestError(reason).body(), 400)
     if first["loc"] == ("body",):
         return JSONResponse(RequestError(_NO_OBJECT).body(), 400)
-    place = ".".join(str(part) for part in first["loc"] if _is_of_the_body(part))
+    place = _place(*first["loc"])
     message = f"{place}: {first['msg']}" if place else str(first["msg"])
     return JSONResponse(RequestError(message, 400, place or None).body(), 400)
 
@@ -125,11 +125,15 @@ def _most_telling(errors: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def _is_of_the_body(part: int | str) -> bool:
-    """Is it a field or a place in a list, and not the name of a type that was tried?"""
-    if isinstance(part, int):
-        return True
-    return part.isidentifier() and part.islower() and part not in ("body", "str", "int")
+def _place(where: str, *path: int | str) -> str:
+    """Which header, parameter, or field of the body; without the names of types that were tried."""
+    if where != "body":
+        return ".".join(map(str, path))
+    return ".".join(str(part) for part in path if isinstance(part, int) or _is_a_field(part))
+
+
+def _is_a_field(part: str) -> bool:
+    return part.isidentifier() and part.islower() and part not in ("str", "int")
 
 
 async def _http_error(_: Request, error: Exception) -> JSONResponse:

@@ -5,6 +5,7 @@ Called by: the command line, scenarios.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import asdict
 
 from refimpl.config import require
@@ -58,12 +59,10 @@ def _executors(
 ) -> list[LiveExecutor | RankGroup]:
     """One a data-parallel rank, over the same weights, which nobody changes."""
     made: list[LiveExecutor | RankGroup] = []
-    try:
+    with ExitStack() as undo:
         for _ in range(resolved.options.dp_size):
             made.append(instance_of(resolved, choice, model, name, ranks))
+            undo.callback(made[-1].close)
             made[-1].keeps_outputs = False
-    except BaseException:  # the first are there already, with their threads
-        for executor in made:
-            executor.close()
-        raise
+        undo.pop_all()
     return made

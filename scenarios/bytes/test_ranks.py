@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -16,14 +17,17 @@ torch = pytest.importorskip("torch", reason="real bytes need torch")
 pytest.importorskip("numba", reason="io backend kernel needs numba")
 
 from refimpl.cluster.ranks import RankError  # noqa: E402
+from refimpl.config import ConfigError  # noqa: E402
 from refimpl.core.engine import Engine  # noqa: E402
-from refimpl.run.live import run_live  # noqa: E402
+from refimpl.run import rank_setup  # noqa: E402
+from refimpl.run.live import LiveExecutor, run_live  # noqa: E402
 from refimpl.run.model_choice import ModelChoice  # noqa: E402
 from refimpl.run.options import Options  # noqa: E402
 from refimpl.run.rank_group import Rank, RankGroup, Step  # noqa: E402
 from refimpl.run.rank_process import ProcessFollower  # noqa: E402
 from refimpl.run.rank_setup import RankChoice, instance_of  # noqa: E402
 from refimpl.run.real import Served, serve  # noqa: E402
+from refimpl.run.real_hands import executor_of  # noqa: E402
 from refimpl.run.setup import Simulation  # noqa: E402
 from refimpl.workload.request import unscripted  # noqa: E402
 from refimpl.workload.scenario import parse_scenario  # noqa: E402
@@ -195,6 +199,21 @@ def test_a_process_that_dies_or_stops_is_noticed_in_time(sign: signal.Signals) -
     with pytest.raises(RankError, match="rank"):
         run_live(Engine(simulation(2).engine), group, simulation(2).workload, progress)
     assert monotonic() - killed[0] < 20  # the limit, and what closing takes
+
+
+def test_a_rank_that_can_not_be_made_leaves_no_thread_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*args: Any) -> LiveExecutor:
+        if args[3].rank == 1:
+            raise ConfigError("no room for rank 1")
+        return executor_of(*args)
+
+    before = set(threading.enumerate())
+    monkeypatch.setattr(rank_setup, "executor_of", fails)
+    with pytest.raises(ConfigError, match="no room for rank 1"):
+        group_of(2)
+    assert set(threading.enumerate()) <= before
 
 
 def test_the_limit_of_a_silent_rank_is_not_one_for_starting() -> None:
