@@ -18,7 +18,6 @@ from refimpl.serve.metrics import Metrics
 from refimpl.storage.names import Namespace
 from refimpl.workload.request import RequestSpec
 
-
 _STOPPED_RANK: Final = "error: the engine has stopped on data-parallel rank"
 
 
@@ -59,9 +58,9 @@ class Dispatch:
     def is_healthy(self) -> bool:
         """All ranks run.
 
-        With one that has stopped the others go on serving, and it is no less a case for whoever watches: a part
-        of the capacity and of the cache is gone, attach and detach succeed no more, and it does not come back
-        but by a restart, whose time the operator chooses.
+        With one that has stopped the others go on serving, and it is no less a case for whoever watches: a
+        part of capacity and cache is gone, attach and detach succeed no more, and it does not come back but
+        by a restart, whose time the operator chooses.
         """
         return all(rank.bridge.is_healthy for rank in self.ranks)
 
@@ -101,7 +100,7 @@ class Dispatch:
         self.ranks[self.rank_of(rid)].bridge.abort(rid)
 
     def _next(self, named: int | None, keys: list[PageKey]) -> int | None:
-        """The rank that the client names, else one of the policy's choice; None: it has stopped, or all have."""
+        """The rank that the client names, else one of the policy's choice; None: stopped."""
         with self._lock:
             if named is None:
                 if not self._router.has_workers:
