@@ -34,11 +34,11 @@ from refimpl.run.cost import Cost
 from refimpl.run.extra_config import ExtraConfig, prefetch_of, read_extra_config
 from refimpl.run.faults import Faults
 from refimpl.run.hardware import hardware_named, model_named
-from refimpl.run.lanes import LaneExecutor
 from refimpl.run.options import Options
 from refimpl.run.record import Listener, Record
 from refimpl.run.replay import CacheReplay
 from refimpl.run.store import SharedStore
+from refimpl.run.virtual_ranks import Lanes, VirtualRanks, figures_of, lanes_of
 from refimpl.run.world import Instance, World
 from refimpl.units import GB, PER_MILLION, scaled_decimal
 from refimpl.workload.family import shown
@@ -79,7 +79,8 @@ class Simulation:
         self.cost = self._cost(self.transfer)
         self.page_bytes = self.cost.page_bytes if page_bytes is None else page_bytes
         self.engine = self._engine(extra)
-        self._store_pages = extra.pages_max(self.page_bytes * options.tp_size)
+        stored = self.cost.stored_page_bytes if page_bytes is None else page_bytes
+        self._store_pages = extra.pages_max(stored)
         self._router = self._routing()
         self.dispatch = self._dispatching()
         self._check_replay()
@@ -87,6 +88,7 @@ class Simulation:
             Faults.parse(options.faults or "", options.fault_seed + index)
             for index in range(options.instances * options.dp_size)
         ]
+        self._faults[0].check_ranks(options.tp_size)
         self.workload = self._workload() if workload is None else workload
         self.notices += self._more_notices()
 
@@ -288,6 +290,7 @@ class Simulation:
                 world = self.world()
                 world.record.listener = listener
                 record = world.run(self.workload, progress)
+                record.ranks = _tallies(world)
             # Before the collector wakes: what it then does is no part of the run.
             return Outcome(record, time.perf_counter_ns() - started)
 
@@ -298,10 +301,10 @@ class Simulation:
         router = alone if ranks == 1 else RankRouter(alone, ranks, self.dispatch)
         return World(instances, router, self.options.page_size)
 
-    def lanes(self) -> list[LaneExecutor]:
-        """Fresh lanes of each rank of each instance, over one L3."""
-        store = SharedStore(self._store_pages)
-        return [LaneExecutor(self.cost, store, faults) for faults in self._faults]
+    def lanes(self) -> list[Lanes]:
+        """Fresh lanes of each data-parallel rank of each instance, over one L3."""
+        has_storage = bool(self.engine.storage_backend)
+        return lanes_of(self.cost, self._faults, self._store_pages, is_attached=has_storage)
 
     def _replay(self, progress: Callable[[int], None] | None, listener: Listener | None) -> Record:
         record = Record()
@@ -330,6 +333,13 @@ def no_cycle_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _tallies(world: World) -> dict[str, Any]:
+    """What came of it that ranks are several, of all instances together; empty where they can't differ."""
+    lanes = [instance.lanes for instance in world.instances]
+    tallies = [each.tally for each in lanes if isinstance(each, VirtualRanks)]
+    return figures_of(tallies) if tallies else {}
 
 
 def _eviction(options: Options) -> EvictionConfig:

@@ -41,9 +41,13 @@ class ProbeLane(FifoLane[Probe]):
 
     def complete(self, job: Probe) -> AnyEvent:
         """The answer; a probe that fails has found nothing."""
-        if self.site.faults.strike("probe_fail"):
+        faults = self.site.faults
+        if faults.strike("probe_fail"):
             return Probed(job.op, 0)
-        return Probed(job.op, self.site.store.leading_run(job.keys))
+        found = self.site.store.leading_run(job.keys)
+        if found and faults.strike("probe_short"):
+            found = faults.part_of(found)
+        return Probed(job.op, found)
 
 
 class StoreLane(FifoLane[Store]):
@@ -168,6 +172,8 @@ class FetchLane(Lane):
         pages = len(self._batch)
         if faults.strike("fetch_short"):
             pages = faults.part_of(pages)
+        elif faults.strike("slot_less"):
+            pages -= 1
         for count, key in enumerate(self._batch[:pages]):
             if not store.get(key) or faults.strike("vanish"):
                 return count
@@ -201,7 +207,7 @@ class AdminLane(Lane):
         cost = self.site.cost
         try:
             extra = read_extra_config(command.extra_config or None, command.backend)
-            self._pages_max = extra.pages_max(cost.page_bytes * cost.tp_size)
+            self._pages_max = extra.pages_max(cost.stored_page_bytes)
             self._opened = cost.with_storage(command.backend)
         except ConfigError as error:
             self._error = str(error)
