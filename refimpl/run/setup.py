@@ -301,7 +301,14 @@ class Simulation:
     def lanes(self) -> list[LaneExecutor]:
         """Fresh lanes of each rank of each instance, over one L3."""
         store = SharedStore(self._store_pages)
-        return [LaneExecutor(self.cost, store, faults) for faults in self._faults]
+        return [
+            LaneExecutor(self.cost, store, faults, self._store_pages_of) for faults in self._faults
+        ]
+
+    def _store_pages_of(self, backend: str, extra_config: str) -> int | None:
+        """What L3 holds when that is attached. Raises ConfigError."""
+        extra = read_extra_config(extra_config or None, backend)
+        return extra.pages_max(self.page_bytes * self.options.tp_size)
 
     def _replay(self, progress: Callable[[int], None] | None, listener: Listener | None) -> Record:
         record = Record()
