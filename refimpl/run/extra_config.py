@@ -1,8 +1,7 @@
 """``--hicache-storage-backend-extra-config``: what it may hold and where it comes from.
 
 Inline JSON, or ``@FILE`` in JSON, TOML or YAML. Keys for HiCache are taken out and checked; what
-remains belongs to the backend. Must not know: backends. Called by: setup, storage_lanes, the
-conformance kit.
+remains belongs to the backend. Must not know: backends. Called by: setup, the conformance kit.
 """
 
 from __future__ import annotations

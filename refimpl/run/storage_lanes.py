@@ -27,7 +27,6 @@ from refimpl.messages import (
     Stored,
 )
 from refimpl.run.cost import STORAGE_BATCH_PAGES, Cost
-from refimpl.run.extra_config import read_extra_config
 from refimpl.run.lane import NEVER, FifoLane, Lane, Site
 
 
@@ -191,7 +190,7 @@ class AdminLane(Lane):
         super().__init__(site)
         self._command: OpenStorage | CloseStorage | EmptyStorage | None = None
         self._opened: Cost | None = None  # what opening succeeds with
-        self._pages_max: int | None = None  # of the store that is opened
+        self._pages_max: int | None = None  # of the store that is opened then
         self._error = ""
 
     def submit(self, command: OpenStorage | CloseStorage | EmptyStorage, now: int) -> None:
@@ -204,14 +203,14 @@ class AdminLane(Lane):
         self.occupy(now, duration_ns + self.site.faults.delay_ns())
 
     def _prepare(self, command: OpenStorage) -> int:
-        cost = self.site.cost
+        site = self.site
         try:
-            extra = read_extra_config(command.extra_config or None, command.backend)
-            self._pages_max = extra.pages_max(cost.stored_page_bytes)
-            self._opened = cost.with_storage(command.backend)
+            if site.capacity is not None:
+                self._pages_max = site.capacity(command.backend, command.extra_config)
+            self._opened = site.cost.with_storage(command.backend)
         except ConfigError as error:
             self._error = str(error)
-            return cost.open_ns
+            return site.cost.open_ns
         return self._opened.open_ns
 
     def finish(self) -> list[tuple[int, AnyEvent]]:
@@ -228,7 +227,8 @@ class AdminLane(Lane):
             self._error = "injected: the backend did not open"
         if not self._error and self._opened is not None:
             self.site.cost = self._opened
-            self.site.store.limit(self._pages_max)
+            if self.site.capacity is not None:
+                self.site.store.limit(self._pages_max)
         return [(0, StorageOpened(self._error))]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refimpl.config import Transfer
+from refimpl.config import Transfer, require
 from refimpl.messages import (
     BackedUp,
     BackUp,
@@ -364,10 +364,16 @@ def test_a_backend_that_does_not_open_changes_nothing(
     assert lanes.cost is COST
 
 
+def capacity(_: str, extra_config: str) -> int | None:
+    """The config is a number of pages here, or nothing."""
+    require(extra_config != "0", "too small")
+    return int(extra_config) if extra_config else None
+
+
 def test_a_store_holds_what_the_config_it_was_opened_with_allows() -> None:
     store = stored(8)
-    lanes = lanes_of(store)
-    lanes.submit(OpenStorage("file", f'{{"max_size": {3 * COST.page_bytes}}}'), 0)
+    lanes = LaneExecutor(COST, store, capacity=capacity)
+    lanes.submit(OpenStorage("file", "3"), 0)
     drain(lanes)
     assert [key in store for key in keys(8)] == [False] * 5 + [True] * 3
     store.put(keys(2, document=1))
@@ -378,14 +384,12 @@ def test_a_store_holds_what_the_config_it_was_opened_with_allows() -> None:
     assert len(store) == 10
 
 
-@pytest.mark.parametrize("config", ['{"max_size": 1}', '{"max_size": "much"}'])
-def test_a_size_that_holds_no_page_opens_nothing(config: str) -> None:
+def test_a_size_that_holds_no_page_opens_nothing() -> None:
     store = stored(8)
-    lanes = lanes_of(store)
-    lanes.submit(OpenStorage("file", config), 0)
+    lanes = LaneExecutor(COST, store, capacity=capacity)
+    lanes.submit(OpenStorage("file", "0"), 0)
     [(_, opened)] = drain(lanes)
-    assert isinstance(opened, StorageOpened)
-    assert "max_size" in opened.error
+    assert opened == StorageOpened("too small")
     assert len(store) == 8
 
 
