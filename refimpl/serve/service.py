@@ -49,6 +49,7 @@ class Wish:
     dp_rank: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    explains: bool = False
     is_followed: bool = False  # tokens are wanted one by one
 
 
@@ -199,7 +200,7 @@ class Service:
             priority=wish.priority,
         )
         is_followed = wish.is_followed or wish.logprobs or bool(wish.ending.stops)
-        return Asked(spec, sampling, is_followed, wish.dp_rank)
+        return Asked(spec, sampling, is_followed, wish.explains, wish.dp_rank)
 
 
 def cached_details(row: Row, storage: str | None) -> dict[str, Any] | None:
