@@ -18,6 +18,7 @@ from refimpl.workload.request import RequestSpec, Workload
 PAGE = 64  # tokens
 L2 = {"enable_hierarchical_cache": True}
 L3 = {**L2, "hicache_storage_backend": "memory"}
+SHARED = "shared_prefix:groups=4,prompts_per_group=8,system_length=2048,rate=50"
 CHATS = "multi_turn:clients=12,rounds=6,request_length=700,rate=2,think_ms=1500"
 
 
@@ -50,15 +51,15 @@ def explained(
         {**L3, "faults": "fetch_fail=200000,probe_fail=200000,store_fail=100000"},
         {**L3, "hicache_storage_backend_extra_config": '{"prefetch_timeout_base": 0.001}'},
         {**L3, "hicache_write_policy": "write_through_selective"},
+        {**L3, "workload": SHARED},  # pages that L3 lacks and another request computes meanwhile
     ],
 )
 def test_hits_and_losses_of_every_request_add_up_to_all_that_may_hit(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = explained(
-        Options(workload=CHATS, seed=2, max_total_tokens=16_000, **settings), monkeypatch
-    )
-    assert len(rows) == 72
+    told = {"workload": CHATS, "seed": 2, "max_total_tokens": 16_000} | settings
+    rows = explained(Options(**told), monkeypatch)
+    assert len(rows) > 30
     for row in rows.values():
         assert row.account is not None
         told = row.account.told()
