@@ -154,6 +154,8 @@ def _answer(service: Service, body: GenerateBody, name: str, so_far: Whole) -> d
         "cached_tokens_details": cached_details(row, service.storage.backend),
         "weight_version": "default",
     }
+    if finish is not None and row.account is not None:
+        meta["explanation"] = row.account.told()
     if (rank := service.dp_rank_of(row.rid)) is not None:
         meta["dp_rank"] = rank
     if body.return_logprob:

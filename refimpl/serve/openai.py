@@ -246,11 +246,14 @@ class _Completions:
         return self._chunk([self.delta(at, piece.text, finish, told)], usage)
 
     def _extension(self, rows: list[Row]) -> dict[str, Any]:
-        """Hits by tier where upstream has them, for clients that ask (spec 12.2)."""
-        if not self._body.return_cached_tokens_details:
-            return {}
-        details = cached_details(rows[0], self._service.storage.backend)
-        return {"sglext": {"cached_tokens_details": details}}
+        """Hits by tier where upstream has them, for clients that ask (spec 12.2); beside them, losses."""
+        told: dict[str, Any] = {}
+        if self._body.return_cached_tokens_details:
+            details = cached_details(rows[0], self._service.storage.backend)
+            told["cached_tokens_details"] = details
+        if rows[0].account is not None:
+            told["explanation"] = rows[0].account.told()
+        return {"sglext": told} if told else {}
 
     def _usage(self, rows: list[Row], completion: int) -> dict[str, Any]:
         """Tokens of all choices; a prompt counts once, however many answers were asked for."""

@@ -51,6 +51,7 @@ class Wish:
     dp_rank: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    explains: bool = False
     is_followed: bool = False  # tokens are wanted one by one
 
 
@@ -211,7 +212,7 @@ class Service:
             priority=wish.priority,
         )
         is_followed = wish.is_followed or wish.logprobs or bool(wish.ending.stops)
-        return Asked(spec, sampling, is_followed, wish.dp_rank)
+        return Asked(spec, sampling, is_followed, wish.explains, wish.dp_rank)
 
 
 def is_batch(given: Given) -> bool:
