@@ -101,10 +101,10 @@ def test_500_queued_writes_drain_beside_an_engine_that_sleeps(
         begun = service.bridge.now()
         released.set()
         assert client.post(f"/flush_cache?timeout={SECONDS_MAX}").status_code == 200
-        seconds = (service.bridge.now() - begun) / 1e9
         again = ask(client, prompt(1, 1001))
+        idle, seconds = slept["idle"], (service.bridge.now() - begun) / 1e9
     assert again["cached_tokens_details"]["storage"] == 1000  # all 500 are there
-    assert slept["idle"] <= seconds + 2  # once a second
+    assert idle <= seconds + 1  # once a second
 
 
 def test_a_backlog_of_writes_pins_half_of_l2_and_hits_and_answers_go_on(
