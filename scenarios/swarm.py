@@ -213,14 +213,24 @@ class Swarm:
 
     # ---- at rest --------------------------------------------------------------------------------
 
-    def _check_at_rest(self, specs: list[RequestSpec]) -> None:
-        for engine in self.engines:
-            engine.check_at_rest()
+    def engines_at_rest(self) -> list[WatchedEngine]:
+        return self.engines
+
+    def check_answers(self) -> None:
         assert self.asked == self.answered, f"{self.asked} changes asked, {self.answered} answers"
+
+    def replies_of(self, rid: int) -> int:
+        """How often somebody was told that it is over."""
+        return sum(engine.shadow.replies[rid] for engine in self.engines)
+
+    def _check_at_rest(self, specs: list[RequestSpec]) -> None:
+        for engine in self.engines_at_rest():
+            engine.check_at_rest()
+        self.check_answers()
         assert list(self.world.record.rows) != [] or not specs
         for spec in specs:
             row = self.world.record.rows[spec.rid]
-            replies = sum(engine.shadow.replies[spec.rid] for engine in self.engines)
+            replies = self.replies_of(spec.rid)
             assert replies == 1, f"request {spec.rid} was answered {replies} times"
             assert row.finish
             assert row.end_ns >= row.arrival_ns

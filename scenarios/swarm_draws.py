@@ -22,7 +22,7 @@ from refimpl.config import (
     resolve_transfer,
 )
 from refimpl.keys import BlockPrompt, TokenPrompt
-from refimpl.run.faults import KINDS, Faults
+from refimpl.run.faults import KINDS, Chances, Faults
 from refimpl.run.hardware import HARDWARE, MODELS, STORAGES
 from refimpl.units import NS_PER_MS, NS_PER_S, NS_PER_US, Random, ceil_div
 from refimpl.workload.request import RequestSpec
@@ -30,6 +30,11 @@ from refimpl.workload.scenario import FAMILIES, parse_scenario
 
 T = TypeVar("T")
 SMALL_PAGES: Final = (1, 2, 3, 4, 4, 5, 8, 16)
+OF_RANKS: Final = (
+    "probe_short",
+    "slot_less",
+    "die",
+)  # drawn last, so that seeds stay what they were
 NAMESPACES: Final = ((None, None), ("team", None), (None, "salt"), ("team", "salt"), (None, ""))
 ADAPTERS: Final = (None, "adapter")
 
@@ -172,14 +177,22 @@ def _transfer(random: Random, storage: str) -> Transfer:
 
 
 def _faults(random: Random) -> Faults:
-    chances = {kind: pick(random, (0, 0, 0, 20_000, 100_000, 400_000)) for kind in KINDS}
-    if random.below(4) == 0:
+    often = (0, 0, 0, 20_000, 100_000, 400_000)
+    chances = {kind: pick(random, often) for kind in KINDS if kind not in OF_RANKS}
+    is_calm = random.below(4) == 0
+    if is_calm:
         chances = dict.fromkeys(KINDS, 0)
     chances["delay"] = pick(random, (0, 200_000, 400_000, 900_000))
     delay_ns = pick(
         random, (NS_PER_US, 20 * NS_PER_MS, 50 * NS_PER_MS, 300 * NS_PER_MS, 3 * NS_PER_S)
     )
-    return Faults(chances, delay_ns, random.bits64())
+    seed = random.bits64()
+    if not is_calm:
+        chances |= {kind: pick(random, often) for kind in OF_RANKS if kind != "die"}
+        chances["die"] = pick(
+            random, (0, 0, 500, 5_000)
+        )  # of each order; one rank alone heeds it not
+    return Faults(Chances(chances, {"delay": delay_ns}), seed)
 
 
 # ---- workload -----------------------------------------------------------------------------------

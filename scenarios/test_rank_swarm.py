@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -12,6 +13,7 @@ import pytest
 
 from refimpl.cluster.ranks import RankLedger, Vector, minimum
 from refimpl.messages import CloseStorage, StorageClosed, StorageOpened
+from refimpl.run.faults import Faults
 from scenarios.rank_swarm import Reduce, run_ranks
 from scenarios.swarm_batches import parametrize_seeds
 
@@ -34,13 +36,28 @@ def test_ranks_that_differ_are_one_instance(seeds: range) -> None:
             assert run_ranks(seed)[1].digest == outcome.digest, f"seed {seed} decides differently"
 
 
-def test_the_swarm_has_ranks_that_differ() -> None:
-    differ = 0
-    for seed in range(20):
-        swarm, _ = run_ranks(seed)
-        had = [pages for engine in swarm.engines for pages in engine.ranks.had.values()]  # type: ignore[attr-defined]
-        differ += sum(len(set(pages)) > 1 for pages in had)
-    assert differ > 20
+def test_the_swarm_has_ranks_that_differ_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sees fewer pages, has a slot less, answers late, answers short, dies."""
+    struck: Counter[str] = Counter()
+    strike = Faults.strike
+
+    def counted(faults: Faults, kind: str) -> bool:
+        has_struck = strike(faults, kind)
+        struck[kind] += has_struck
+        return has_struck
+
+    monkeypatch.setattr(Faults, "strike", counted)
+    swarms = [run_ranks(seed)[0] for seed in range(40)]
+    short = {"fetch_short", "fetch_fail", "vanish", "backup_fail", "store_fail"}
+    wanted = {"probe_short", "probe_fail", "slot_less", "delay", "die"} | short
+    assert {kind for kind in wanted if not struck[kind]} == set()
+    tallies = [engine.ranks.tally for swarm in swarms for engine in swarm.engines]  # type: ignore[attr-defined]
+    lost = sum((tally.pages_lost for tally in tallies), Counter[str]())
+    assert min(lost[op] for op in ("probe", "fetch", "backup", "store")) > 10
+    stopped = [swarm for swarm in swarms if swarm.stopped()]
+    assert stopped
+    assert sum(ops for swarm in stopped for ops, _, _ in swarm.left.values()) > 0
+    assert sum(swarm.failed.total() for swarm in stopped) > 0
 
 
 def own_value(vectors: Sequence[Vector]) -> Vector:
@@ -62,7 +79,9 @@ def test_without_the_minimum_the_swarm_fails(reduce: Reduce) -> None:
             run_ranks(seed, reduce)
         except AssertionError as error:
             failures += ": AssertionError:" in str(error)  # of a check, not of broken code
-    assert failures > 2
+        if failures > 2:
+            return
+    pytest.fail(f"{failures} of 30 seeds failed")
 
 
 def test_a_store_that_did_not_close_is_still_attached() -> None:

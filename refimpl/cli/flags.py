@@ -27,6 +27,20 @@ GoldenDir = Annotated[
     Path | None, typer.Option(help="folder of the cases; default: ./golden, or the project's own")
 ]
 
+RankTransport = Annotated[
+    str,
+    typer.Option(
+        help="ranks of --tp-size as thread (one copy of the weights) or process (torch.distributed)",
+        rich_help_panel="Model",
+    ),
+]
+RankTimeout = Annotated[
+    float,
+    typer.Option(
+        help="seconds after which a silent rank is taken for dead", rich_help_panel="Model"
+    ),
+]
+
 
 def with_options(
     command: Callable[..., None],

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from refimpl.cli.flags import AsJson, given_in, tell, with_options
+from refimpl.cli.flags import AsJson, RankTimeout, RankTransport, given_in, tell, with_options
 from refimpl.config import ConfigError
 from refimpl.run.options import MULTI_TURN, Options
 
@@ -57,6 +57,8 @@ Device = Annotated[
     typer.Option(help="auto (a GPU if there is one), cpu or cuda", rich_help_panel="Model"),
 ]
 
+_OF_A_MODEL = {"arithmetic", "compare", "device", "dtype", "rank_timeout", "rank_transport"}
+
 
 @partial(with_options, defaults=MULTI_TURN)
 def run(
@@ -67,16 +69,21 @@ def run(
     dtype: Dtype = "auto",
     device: Device = "auto",
     compare: Compare = False,
+    rank_transport: RankTransport = "thread",
+    rank_timeout: RankTimeout = 5.0,
     as_json: AsJson = False,
 ) -> None:
     """Show what each tier is worth: the same chats with no cache, L1, L2 and L3."""
     if model_path is not None:
         how = {"arithmetic": arithmetic, "dtype": dtype, "device": device}
-        plan = _plan(options, {"path": model_path} | how, compare=compare, given=given_in(context))
+        ranks = (rank_transport, rank_timeout)
+        given = given_in(context)
+        plan = _plan(options, {"path": model_path} | how, ranks, compare=compare, given=given)
         _run_real(plan, compare=compare, as_json=as_json)
         return
-    for name in sorted(given_in(context) & {"arithmetic", "compare", "device", "dtype"}):
-        raise ConfigError(f"--{name} needs --model-path: without a model nothing is computed")
+    for name in sorted(given_in(context) & _OF_A_MODEL):
+        flag = name.replace("_", "-")
+        raise ConfigError(f"--{flag} needs --model-path: without a model nothing is computed")
     from refimpl.run.show import show_tier_sets, terminal
     from refimpl.run.tier_sets import for_json, notices, run_tier_sets
 
@@ -92,15 +99,24 @@ def run(
     show_tier_sets(terminal(), done)
 
 
-def _plan(options: Options, model: dict[str, str], *, compare: bool, given: set[str]) -> Any:
+def _plan(
+    options: Options,
+    model: dict[str, str],
+    ranks: tuple[str, float],
+    *,
+    compare: bool,
+    given: set[str],
+) -> Any:
     try:
         from refimpl.run.model_choice import ModelChoice
+        from refimpl.run.rank_setup import RankChoice
         from refimpl.run.real import RealRun
     except ImportError as error:
         raise ConfigError(
             f"--model-path needs {error.name}: pip install -e '.[torch,kernels]'"
         ) from None
-    return RealRun(options, ModelChoice(**model), compare=compare, given=given)
+    choice = ModelChoice(**model)
+    return RealRun(options, choice, compare=compare, given=given, ranks=RankChoice(*ranks))
 
 
 def _run_real(plan: Any, *, compare: bool, as_json: bool) -> None:
@@ -135,9 +151,9 @@ def simulate(
 ) -> None:
     """Replay a trace or a scenario through the three-tier cache on a virtual clock."""
     from refimpl.run.explain import Explanation
-    from refimpl.run.report import for_output, integers
+    from refimpl.run.report import by_worker, for_output, integers
     from refimpl.run.setup import Simulation
-    from refimpl.run.show import progress_bar, show_report, terminal
+    from refimpl.run.show import progress_bar, show_report, show_workers, terminal
 
     if output is not None:
         from refimpl.run.table import check_output  # brings polars, which takes its time to load
@@ -154,14 +170,17 @@ def simulate(
 
         write_rows(rows, output)
     figures = for_output(integers(outcome.record), outcome.wall_ns)
+    workers = by_worker(rows, options.dp_size)
     if as_json:
         said: dict[str, Any] = {} if explanation is None else {"explain": explanation.lines()}
+        said["workers"] = workers
         said["effective"] = simulation.effective()
         said["notices"] = simulation.notices
         print(json.dumps(figures | said, sort_keys=True))
         return
     console = terminal()
     show_report(console, figures, rows)
+    show_workers(console, workers, options.dp_size)
     if explanation is not None:
         console.print("\n".join(explanation.lines()), highlight=False)
     speed = figures["requests_per_wall_second"]

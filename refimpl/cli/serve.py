@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from refimpl.cli.flags import with_options
+from refimpl.cli.flags import RankTimeout, RankTransport, with_options
 from refimpl.cli.run import ArithmeticName, Device, Dtype
 from refimpl.config import ConfigError, require_choice
 from refimpl.run.options import Options
@@ -51,17 +51,6 @@ Hands = Annotated[
         " and made-up answers",
         rich_help_panel=MODEL,
     ),
-]
-RankTransport = Annotated[
-    str,
-    typer.Option(
-        help="ranks of --tp-size as thread (one copy of the weights) or process (torch.distributed)",
-        rich_help_panel=MODEL,
-    ),
-]
-RankTimeout = Annotated[
-    float,
-    typer.Option(help="seconds after which a silent rank is taken for dead", rich_help_panel=MODEL),
 ]
 Host = Annotated[str, typer.Option(help="address", rich_help_panel=SERVER)]
 Port = Annotated[int, typer.Option(help="port; 0: any free one", rich_help_panel=SERVER)]
@@ -143,3 +132,5 @@ def serve(
         place = f"serving {service.name} on http://{host}:{listener.getsockname()[1]}"
         print("\n".join([place, *map(str, companions)]), file=sys.stderr, flush=True)
         serve_app(build_app(service, keys, companions), listener)
+    if service.ranks.error is not None:  # which was logged when it happened
+        raise typer.Exit(1)

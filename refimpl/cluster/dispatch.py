@@ -36,6 +36,18 @@ class RankRouter:
         instance = self._instances.choose(keys, session)
         return instance * self._ranks + self._dispatches[instance].choose(keys, session)
 
+    @property
+    def has_workers(self) -> bool:
+        """Some rank of some instance is there."""
+        return self._instances.has_workers
+
+    def left(self, worker: int) -> None:
+        """A rank has stopped; an instance has left with its last one."""
+        instance, rank = divmod(worker, self._ranks)
+        self._dispatches[instance].left(rank)
+        if not self._dispatches[instance].has_workers:
+            self._instances.left(instance)
+
     def started(self, worker: int) -> None:
         """A request was sent to ``worker``."""
         instance, rank = divmod(worker, self._ranks)

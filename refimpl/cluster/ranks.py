@@ -9,7 +9,7 @@ meeting, virtual_ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 from refimpl.messages import (
@@ -47,6 +47,7 @@ _ENDS: Final[dict[type[Command], _Ending]] = {
     Store: Stored,
 }
 _ENTRIES: Final = 2  # an op
+LIMIT_S: Final = 5  # a rank that is silent for longer is taken for dead
 
 
 class RankError(Exception):
@@ -132,6 +133,10 @@ class Agreement:
             assert self._change is None, "storage is being changed"
             self._change = command
 
+    def ending(self, op: int) -> type[AnyEvent]:
+        """What completes ``op``, which is in flight."""
+        return StorageOpened if op == CHANGE else self._open[op]
+
     def take(self, ops: Sequence[int], agreed: Vector) -> list[AnyEvent]:
         """What the minimum over all ranks says of ``ops``: completions, and pages that landed."""
         events: list[AnyEvent] = []
@@ -160,6 +165,15 @@ class Agreement:
             return [StorageEmptied(error)]
         failed, self._failed = self._failed, ""
         return [StorageOpened(failed) if failed else StorageClosed(error)]
+
+
+def apart(ops: Sequence[int], vectors: Sequence[Vector]) -> Iterator[tuple[int, int]]:
+    """Ops that have ended on all ranks, with more pages on some than on others; and how many more."""
+    for at, op in enumerate(ops):
+        entries = [vector[_ENTRIES * at : _ENTRIES * (at + 1)] for vector in vectors]
+        counts = [pages for _, pages in entries]
+        if all(has_ended for has_ended, _ in entries) and max(counts) > min(counts):
+            yield op, max(counts) - min(counts)
 
 
 def minimum(vectors: Sequence[Vector]) -> Vector:

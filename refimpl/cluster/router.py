@@ -99,6 +99,15 @@ class Router:
         assert self.in_flight[worker] > 0, f"worker {worker} has nothing in flight"
         self.in_flight[worker] -= 1
 
+    @property
+    def has_workers(self) -> bool:
+        """Somebody is there to be chosen."""
+        return bool(self._present)
+
+    def is_present(self, worker: int) -> bool:
+        """``worker`` can be chosen."""
+        return worker in self._present
+
     def left(self, worker: int) -> None:
         """``worker`` is gone, and what it had cached with it. What it has in flight still ends."""
         self._present.remove(worker)

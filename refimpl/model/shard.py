@@ -18,8 +18,8 @@ from torch import Tensor
 from refimpl.config import kv_heads_of, require_splittable
 from refimpl.model.config import ModelConfig
 
-# [token, part] of this rank -> [token, all parts] in the order of ranks, which may differ in width.
-Gather: TypeAlias = Callable[[Tensor], Tensor]
+# ([token, part] of this rank, width) -> [token, width]: all parts in the order of ranks, split as ``widths``.
+Gather: TypeAlias = Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,11 @@ class Shard:
     def columns(self, weight: Tensor) -> Tensor:
         """This rank's share of the output of a matrix, or of its bias."""
         return torch.tensor_split(weight, self.size)[self.rank]
+
+    def widths(self, total: int) -> list[int]:
+        """How many of ``total`` columns each rank has, as ``columns`` splits them, and heads as well."""
+        fewest, more = divmod(total, self.size)
+        return [fewest + (rank < more) for rank in range(self.size)]
 
     def part(self, name: str, weight: Tensor, config: ModelConfig) -> Tensor:
         """The rows that this rank has of a weight or bias, by its name in a layer: a view.

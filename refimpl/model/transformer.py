@@ -24,8 +24,9 @@ from refimpl.model.weights import Weights, weight_shapes
 Turns: TypeAlias = tuple[Tensor, Tensor]
 
 
-def _as_it_is(part: Tensor) -> Tensor:
+def _as_it_is(part: Tensor, width: int) -> Tensor:
     """What one rank computed is all there is."""
+    del width
     return part
 
 
@@ -90,7 +91,8 @@ class Transformer:
                 before_layer(number)
             x = layer.forward(x, batch, turns, kv, number)
         last = self.arithmetic.norm(x[batch.last], self._norm, self.config.norm_epsilon)
-        return self._gather(self.arithmetic.linear(last, self._head)).float()  # [chunk, vocab]
+        logits = self.arithmetic.linear(last, self._head)
+        return self._gather(logits, self.config.vocab).float()  # [chunk, vocab]
 
     def _check(self, chunks: Sequence[Chunk]) -> None:
         vocab, positions_max = self.config.vocab, self.config.positions_max
@@ -113,7 +115,8 @@ class _Layer:
         gather: Gather,
     ) -> None:
         self._weights, self._arithmetic, self._gather = weights, arithmetic, gather
-        self._epsilon = config.norm_epsilon
+        self._epsilon, self._hidden = config.norm_epsilon, config.hidden
+        self._intermediate = config.intermediate
         self._attention: _Gqa | _Mla
         if config.mla:
             self._attention = _Mla(config, weights, arithmetic)
@@ -127,8 +130,8 @@ class _Layer:
         normed = do.norm(x, weights["post_attention_layernorm.weight"], self._epsilon)
         gate = do.linear(normed, weights["mlp.gate_proj.weight"])  # [token, intermediate]
         up = do.linear(normed, weights["mlp.up_proj.weight"])
-        wide = self._gather(do.swiglu(gate, up))
-        return x + self._gather(do.linear(wide, weights["mlp.down_proj.weight"]))
+        wide = self._gather(do.swiglu(gate, up), self._intermediate)
+        return x + self._gather(do.linear(wide, weights["mlp.down_proj.weight"]), self._hidden)
 
 
 class _Gqa:
@@ -164,8 +167,9 @@ class _Gqa:
             )
             for span in batch.spans
         ]
-        result = self._gather(torch.cat(parts).flatten(1))  # [token, heads * dim]
-        return self._gather(self._linear(result, "o"))
+        width = self._config.heads * self._config.head_dim
+        result = self._gather(torch.cat(parts).flatten(1), width)  # [token, heads * dim]
+        return self._gather(self._linear(result, "o"), self._config.hidden)
 
     def _heads(self, x: Tensor, name: str, heads: int) -> Tensor:
         result = self._linear(x, name).reshape(len(x), heads, -1)  # [token, head, dim]

@@ -84,5 +84,7 @@ class BackUpLane(FifoLane[BackUp]):
         pages, faults = len(job.l1_slots), self.site.faults
         if faults.strike("backup_fail"):
             pages = faults.part_of(pages)
+        elif faults.strike("slot_less"):
+            pages -= 1
         self.pages += pages
         return BackedUp(job.op, pages)

@@ -28,8 +28,8 @@ from refimpl.messages import (
     Withdraw,
 )
 from refimpl.model.choice import GREEDY, Sampling
-from refimpl.run.lanes import LaneExecutor
 from refimpl.run.live_loop import Inbox, Stepped
+from refimpl.run.virtual_ranks import Lanes
 from refimpl.storage.names import Namespace
 from refimpl.units import Random
 
@@ -80,7 +80,7 @@ class _Served:
 class NullExecutor:
     """Lanes in real time, with the interface of executors on the wall clock."""
 
-    def __init__(self, lanes: LaneExecutor) -> None:
+    def __init__(self, lanes: Lanes) -> None:
         self.lanes = lanes
         self.inbox: Inbox = SimpleQueue()
         self._served: dict[int, _Served] = {}

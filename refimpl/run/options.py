@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from refimpl.config import ConfigError
+from refimpl.run.faults import KINDS
 
 
 def flag(default: Any, text: str, *, alias: str = "", choices: str = "") -> Any:
@@ -100,7 +101,12 @@ class Options:
     cache_only: bool = flag(
         False, "no engine and no time: requests one after another, copies complete at once"
     )
-    faults: str | None = flag(None, "chances per million, such as fetch_fail=50000,delay=1000:5ms")
+    faults: str | None = flag(
+        None,
+        "chances per million, such as fetch_fail=50000,delay=1000:5ms; every rank of --tp-size draws its"
+        " own, and rank1.vanish=500 is of one alone",
+        choices=" ".join(KINDS),
+    )
     fault_seed: int = flag(0, "seed of the faults")
 
 

@@ -28,7 +28,6 @@ from refimpl.storage.names import Namespace
 from refimpl.units import NS_PER_MS
 
 POLL_NS: Final = 2 * NS_PER_MS  # how late rank 0 may hear of what another rank has done
-LIMIT_S: Final = 5.0  # a rank that is silent for longer is taken for dead
 
 Minimum: TypeAlias = Callable[[Vector], Vector]  # all_reduce(MIN); raises RankError
 

@@ -82,19 +82,16 @@ class Groups:
 def gather_of(group: Any, shard: Shard) -> Gather:
     """Parts put together over a process group; they travel padded to the widest. Raises RankError."""
 
-    def gather(part: Tensor) -> Tensor:
-        widths = [0] * shard.size
-        widths[shard.rank] = part.shape[-1]
-        sizes = torch.tensor(widths)
+    def gather(part: Tensor, width: int) -> Tensor:
+        widths = shard.widths(width)
+        wide = torch.zeros(*part.shape[:-1], max(widths), dtype=part.dtype)
+        wide[..., : part.shape[-1]] = part
+        parts = [torch.empty_like(wide) for _ in widths]
         try:
-            group.allreduce([sizes]).wait()
-            wide = torch.zeros(*part.shape[:-1], int(sizes.max()), dtype=part.dtype)
-            wide[..., : part.shape[-1]] = part
-            parts = [torch.empty_like(wide) for _ in range(shard.size)]
             group.allgather([parts], [wide]).wait()
         except RuntimeError as error:
             raise RankError(f"a rank did not take part in computing ({error})") from None
-        cut = [each[..., : int(width)] for each, width in zip(parts, sizes, strict=True)]
+        cut = [each[..., :own] for each, own in zip(parts, widths, strict=True)]
         return torch.cat(cut, dim=-1).to(part.device)
 
     return gather

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from refimpl.cluster.ranks import LIMIT_S
 from refimpl.config import require, require_choice
 from refimpl.model.catalog import Model
 from refimpl.model.shard import Shard
@@ -21,12 +22,13 @@ from refimpl.run.live import LiveExecutor
 from refimpl.run.live_loop import Inbox
 from refimpl.run.meeting import Meeting
 from refimpl.run.model_choice import ModelChoice
-from refimpl.run.rank_group import LIMIT_S, Rank, RankGroup, ThreadFollower, WakingInbox
+from refimpl.run.rank_group import Rank, RankGroup, ThreadFollower, WakingInbox
 from refimpl.run.rank_process import Groups, ProcessFollower, Start, gather_of
 from refimpl.run.real_hands import executor_of
 from refimpl.run.setup import Simulation
 
 TRANSPORTS = ("thread", "process")
+_LIMIT_MAX_S: Final = 86_400  # a day: nobody waits that long on purpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,14 @@ class RankChoice:
 
     transport: str = "thread"
     limit_s: float = LIMIT_S
+
+    def check(self) -> None:
+        """Raise ConfigError for what can't be."""
+        require_choice("--rank-transport", self.transport, TRANSPORTS)
+        require(
+            0 < self.limit_s <= _LIMIT_MAX_S,
+            f"--rank-timeout {self.limit_s:g} must be above 0 seconds and at most {_LIMIT_MAX_S}",
+        )
 
 
 ONE_PROCESS: Final = RankChoice()
@@ -59,8 +69,7 @@ def instance_of(
     simulation: Simulation, choice: ModelChoice, model: Model, name: str, ranks: RankChoice
 ) -> LiveExecutor | RankGroup:
     """The executor of one instance with ``--tp-size`` ranks. Raises ConfigError, StorageError, RankError."""
-    require_choice("--rank-transport", ranks.transport, TRANSPORTS)
-    require(ranks.limit_s > 0, f"--rank-timeout {ranks.limit_s} must be above 0 seconds")
+    ranks.check()
     size = simulation.options.tp_size
     if size == 1:
         return executor_of(simulation, model, name)
@@ -95,7 +104,8 @@ def _threads(
     return RankGroup(inbox, ranks[0], [ThreadFollower(rank, end) for rank in ranks[1:]])
 
 
-def _gathered(meeting: Meeting, rank: int, part: torch.Tensor) -> torch.Tensor:
+def _gathered(meeting: Meeting, rank: int, part: torch.Tensor, width: int) -> torch.Tensor:
+    del width  # each part has its own
     return torch.cat(meeting.exchange(rank, part), dim=-1)
 
 

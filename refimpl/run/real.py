@@ -67,11 +67,14 @@ class RealRun:
         *,
         compare: bool,
         given: Collection[str] = (),
+        ranks: RankChoice = ONE_PROCESS,
     ) -> None:
+        ranks.check()
         options = _with_own_defaults(options, given)
         scenario = parse_scenario(options.workload or WORKLOAD, options.seed, options.page_size)
         workload = unscripted(scenario)
         self._choice, self.model = choice, choice.open(options.seed)
+        self._ranks = ranks
         Shard(0, options.tp_size).check(self.model.config)
         geometry = geometry_of(self.model.config, options.page_size, options.tp_size)
         self._page_bytes = geometry.page_bytes
@@ -93,7 +96,7 @@ class RealRun:
     def run(self, progress: Callable[[int], None] | None = None) -> list[Served]:
         """Serve it; ``progress`` hears of each request that is over."""
         return [
-            serve(name, each, self._choice, self.model, progress)
+            serve(name, each, self._choice, self.model, progress, self._ranks)
             for name, each in self._sets.items()
         ]
 

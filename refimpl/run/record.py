@@ -84,6 +84,7 @@ class Record:
         self.revoked: Counter[str] = Counter()  # prefetches by reason
         self.skipped: Counter[str] = Counter()  # "action: reason" -> pages
         self.finished: Counter[str] = Counter()  # reasons
+        self.ranks: dict[str, Any] = {}  # what came of it that ranks differ, where they may
         # The others (Matched, Inserted, StorageChanged) are in the digest, not in the totals.
         self._folds: dict[type[Fact], Callable[[Any, int], None]] = {
             Admitted: self._on_admitted,

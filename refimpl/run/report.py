@@ -25,7 +25,8 @@ def integers(record: Record) -> dict[str, Any]:
     admitted = [row for row in rows if row.admitted]
     counts = record.counts
     prompt_tokens = sum(row.prompt_tokens for row in rows)
-    return {
+    ranks = {"ranks": record.ranks} if record.ranks else {}
+    return ranks | {
         "requests": len(rows),
         "prompt_tokens": prompt_tokens,
         "output_tokens": sum(row.output_tokens for row in rows),
@@ -109,6 +110,28 @@ def by_turn(rows: list[Row]) -> list[tuple[int, int, dict[str, int], dict[str, i
             percentiles([row.ttft_ns for row in group if row.first_token_ns >= 0]),
         )
         for turn, group in sorted(turns.items())
+    ]
+
+
+def by_worker(rows: list[Row], dp_size: int) -> list[dict[str, Any]]:
+    """The same of each data-parallel rank of each instance; integers."""
+    workers: dict[int, list[Row]] = {}
+    for row in rows:
+        workers.setdefault(row.instance, []).append(row)
+    return [
+        {
+            "instance": worker // dp_size,
+            "dp_rank": worker % dp_size,
+            "requests": len(group),
+            "prompt_tokens": sum(row.prompt_tokens for row in group),
+            "hit_tokens": {
+                "device": sum(row.device_tokens for row in group),
+                "host": sum(row.host_tokens for row in group),
+                "storage": sum(row.storage_tokens for row in group),
+            },
+            "ttft_ns": percentiles([row.ttft_ns for row in group if row.first_token_ns >= 0]),
+        }
+        for worker, group in sorted(workers.items())
     ]
 
 

@@ -34,11 +34,11 @@ from refimpl.run.cost import Cost
 from refimpl.run.extra_config import ExtraConfig, prefetch_of, read_extra_config
 from refimpl.run.faults import Faults
 from refimpl.run.hardware import hardware_named, model_named
-from refimpl.run.lanes import LaneExecutor
 from refimpl.run.options import Options
 from refimpl.run.record import Listener, Record
 from refimpl.run.replay import CacheReplay
 from refimpl.run.store import SharedStore
+from refimpl.run.virtual_ranks import L3, Lanes, VirtualRanks, figures_of, lanes_of
 from refimpl.run.world import Instance, World
 from refimpl.units import GB, PER_MILLION, scaled_decimal
 from refimpl.workload.family import shown
@@ -79,7 +79,9 @@ class Simulation:
         self.cost = self._cost(self.transfer)
         self.page_bytes = self.cost.page_bytes if page_bytes is None else page_bytes
         self.engine = self._engine(extra)
-        self._store_pages = self._capacity_pages(extra)
+        stored = self.cost.stored_page_bytes
+        self._stored_page_bytes = stored if page_bytes is None else page_bytes
+        self._store_pages = extra.pages_max(self._stored_page_bytes)
         self._router = self._routing()
         self.dispatch = self._dispatching()
         self._check_replay()
@@ -87,6 +89,7 @@ class Simulation:
             Faults.parse(options.faults or "", options.fault_seed + index)
             for index in range(options.instances * options.dp_size)
         ]
+        self._faults[0].check_ranks(options.tp_size)
         self.workload = self._workload() if workload is None else workload
         self.notices += self._more_notices()
 
@@ -194,13 +197,6 @@ class Simulation:
         policy = options.hicache_storage_prefetch_policy
         return prefetch_of(config if policy is None else replace(config, policy=policy), extra)
 
-    def _capacity_pages(self, extra: ExtraConfig) -> int | None:
-        if extra.max_size_bytes is None:
-            return None
-        pages = extra.max_size_bytes // (self.page_bytes * self.options.tp_size)
-        require(pages >= 1, "max_size of the storage backend is below one page")
-        return pages
-
     def _routing(self) -> RouterConfig:
         count, policy = self.options.instances, self.options.router_policy
         require(
@@ -295,6 +291,7 @@ class Simulation:
                 world = self.world()
                 world.record.listener = listener
                 record = world.run(self.workload, progress)
+                record.ranks = _tallies(world)
             # Before the collector wakes: what it then does is no part of the run.
             return Outcome(record, time.perf_counter_ns() - started)
 
@@ -305,10 +302,14 @@ class Simulation:
         router = alone if ranks == 1 else RankRouter(alone, ranks, self.dispatch)
         return World(instances, router, self.options.page_size)
 
-    def lanes(self) -> list[LaneExecutor]:
-        """Fresh lanes of each rank of each instance, over one L3."""
-        store = SharedStore(self._store_pages)
-        return [LaneExecutor(self.cost, store, faults) for faults in self._faults]
+    def lanes(self) -> list[Lanes]:
+        """Fresh lanes of each data-parallel rank of each instance, over one L3."""
+        l3 = L3(self._store_pages, self._pages_of, is_attached=bool(self.engine.storage_backend))
+        return lanes_of(self.cost, self._faults, l3)
+
+    def _pages_of(self, backend: str, extra_config: str) -> int | None:
+        """What L3 holds when that is attached; None: no limit. Raises ConfigError."""
+        return read_extra_config(extra_config or None, backend).pages_max(self._stored_page_bytes)
 
     def _replay(self, progress: Callable[[int], None] | None, listener: Listener | None) -> Record:
         record = Record()
@@ -337,6 +338,13 @@ def no_cycle_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _tallies(world: World) -> dict[str, Any]:
+    """What came of it that ranks are several, of all instances together; empty where they can't differ."""
+    lanes = [instance.lanes for instance in world.instances]
+    tallies = [each.tally for each in lanes if isinstance(each, VirtualRanks)]
+    return figures_of(tallies) if tallies else {}
 
 
 def _eviction(options: Options) -> EvictionConfig:

@@ -18,7 +18,7 @@ from rich.table import Table
 from refimpl.run.record import Row
 from refimpl.run.report import by_turn, failure_words, failures
 from refimpl.run.tier_sets import TierSet
-from refimpl.units import NS_PER_MS, PER_MILLION
+from refimpl.units import NS_PER_MS, NS_PER_S, PER_MILLION
 
 _TURNS_MAX: Final = 20
 _PIPE_WIDTH: Final = 110  # columns of a table that nobody's terminal limits
@@ -95,11 +95,45 @@ def show_report(console: Console, figures: dict[str, Any], rows: list[Row]) -> N
         ttft = figures["ttft_ns"]
         console.print(grid("TTFT, ms", tuple(ttft), [[milliseconds(ttft[name]) for name in ttft]]))
     console.print(grid("Pages moved, then requests", ("what", "count"), _page_rows(figures)))
+    if ranks := figures.get("ranks"):
+        console.print(grid("Ranks", ("what", "count"), _rank_rows(ranks)))
     if failed := failed_words(rows):
         console.print(failed, style="bold red", highlight=False)
     turns = by_turn(rows)
     if 1 < len(turns) <= _TURNS_MAX:
         console.print(_turn_table(turns))
+
+
+def _rank_rows(ranks: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        ("agreements", ranks["agreements"]),
+        ("ops that ranks did not end alike", ranks["disagreements"]),
+    ]
+    lost = ranks["pages_lost"]
+    rows += [(f"pages that some rank lacked: {op}", pages) for op, pages in lost.items() if pages]
+    words = [(name, f"{count:,}") for name, count in rows]
+    for who, at in ranks["died_ns"].items():
+        words.append((f"{who.replace('_', ', ')} died, s", f"{at / NS_PER_S:,.1f}"))
+    if ranks["died_ns"]:
+        words.append(("ops that never end, their slots out of use", f"{ranks['unanswered']:,}"))
+    return words
+
+
+def show_workers(console: Console, workers: Sequence[dict[str, Any]], dp_size: int) -> None:
+    """What each instance and data-parallel rank had; nothing where there is but one."""
+    if len(workers) < 2:
+        return
+    rows = []
+    for each in workers:
+        rank = f", DP rank {each['dp_rank']}" if dp_size > 1 else ""
+        prompt, hits, ttft = each["prompt_tokens"], each["hit_tokens"], each["ttft_ns"]
+        shares = [percent(hits[tier], prompt) for tier in ("device", "host", "storage")]
+        times = [milliseconds(ttft[name]) for name in ("p50", "p99")]
+        rows.append(
+            (f"instance {each['instance']}{rank}", f"{each['requests']:,}", *shares, *times)
+        )
+    columns = ("who", "requests", "device", "host", "storage", "p50, ms", "p99, ms")
+    console.print(grid("By instance", columns, rows))
 
 
 def _page_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:

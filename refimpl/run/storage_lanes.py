@@ -40,9 +40,13 @@ class ProbeLane(FifoLane[Probe]):
 
     def complete(self, job: Probe) -> AnyEvent:
         """The answer; a probe that fails has found nothing."""
-        if self.site.faults.strike("probe_fail"):
+        faults = self.site.faults
+        if faults.strike("probe_fail"):
             return Probed(job.op, 0)
-        return Probed(job.op, self.site.store.leading_run(job.keys))
+        found = self.site.store.leading_run(job.keys)
+        if found and faults.strike("probe_short"):
+            found = faults.part_of(found)
+        return Probed(job.op, found)
 
 
 class StoreLane(FifoLane[Store]):
@@ -167,6 +171,8 @@ class FetchLane(Lane):
         pages = len(self._batch)
         if faults.strike("fetch_short"):
             pages = faults.part_of(pages)
+        elif faults.strike("slot_less"):
+            pages -= 1
         for count, key in enumerate(self._batch[:pages]):
             if not store.get(key) or faults.strike("vanish"):
                 return count
@@ -184,6 +190,7 @@ class AdminLane(Lane):
         super().__init__(site)
         self._command: OpenStorage | CloseStorage | EmptyStorage | None = None
         self._opened: Cost | None = None  # what opening succeeds with
+        self._pages_max: int | None = None  # of the store that is opened then
         self._error = ""
 
     def submit(self, command: OpenStorage | CloseStorage | EmptyStorage, now: int) -> None:
@@ -192,15 +199,18 @@ class AdminLane(Lane):
         self._command, self._opened, self._error = command, None, ""
         duration_ns = self.site.cost.close_ns
         if isinstance(command, OpenStorage):
-            duration_ns = self._prepare(command.backend)
+            duration_ns = self._prepare(command)
         self.occupy(now, duration_ns + self.site.faults.delay_ns())
 
-    def _prepare(self, backend: str) -> int:
+    def _prepare(self, command: OpenStorage) -> int:
+        site = self.site
         try:
-            self._opened = self.site.cost.with_storage(backend)
+            if site.capacity is not None:
+                self._pages_max = site.capacity(command.backend, command.extra_config)
+            self._opened = site.cost.with_storage(command.backend)
         except ConfigError as error:
             self._error = str(error)
-            return self.site.cost.open_ns
+            return site.cost.open_ns
         return self._opened.open_ns
 
     def finish(self) -> list[tuple[int, AnyEvent]]:
@@ -217,6 +227,8 @@ class AdminLane(Lane):
             self._error = "injected: the backend did not open"
         if not self._error and self._opened is not None:
             self.site.cost = self._opened
+            if self.site.capacity is not None:
+                self.site.store.limit(self._pages_max)
         return [(0, StorageOpened(self._error))]
 
 

@@ -6,6 +6,7 @@ Must not know: pumps, the engine. Called by: whoever serves a model, the server.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import msgspec
 
@@ -90,7 +91,7 @@ class StoreOpener:
             for virtual in range(rank * count, (rank + 1) * count):
                 first, last = heads_of(total, virtual, lcm)
                 named = msgspec.structs.replace(self.identity, tp_rank=virtual, tp_size=lcm)
-                setting = self._setting(backend, extra, named)
+                setting = replace(self._setting(backend, extra, named), parts=count)
                 store = open_storage(backend, setting)
                 parts.append(Part(store, setting.namespace, first - ours, last - ours))
         except BaseException:

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import Final, Protocol
 
 from refimpl.cluster.dispatch import RankRouter
+from refimpl.cluster.ranks import RankError
 from refimpl.cluster.router import Router
 from refimpl.core.engine import Engine
+from refimpl.facts import Finished
 from refimpl.keys import PageKey, namespace_seed
 from refimpl.messages import Answer, AnyEvent, Command, Reply, Step, Submit, Tick
 from refimpl.run.record import Record
 from refimpl.workload.arrivals import Arrivals
 from refimpl.workload.request import RequestSpec, Workload
+
+_NOBODY: Final = "no instance is left that could answer"
 
 
 class Executor(Protocol):
@@ -34,7 +38,7 @@ class Executor(Protocol):
         """When the next thing ends, in ns."""
 
     def pop_due(self, now: int) -> list[AnyEvent]:
-        """All that ends at the earliest due time."""
+        """All that ends at the earliest due time. Raises RankError for an instance at its end."""
 
 
 class Instance:
@@ -44,16 +48,19 @@ class Instance:
         self.engine = engine
         self.lanes = lanes
         self.inbox: list[AnyEvent] = []
+        self.error = ""  # why nobody answers here any more
 
     def next_time(self) -> int | None:
-        """When something happens here by itself, in ns."""
+        """When something happens here by itself, in ns; nothing does once it has stopped."""
+        if self.error:
+            return None
         due, deadline = self.lanes.next_due(), self.engine.deadline()
         if due is None or deadline is None:
             return deadline if due is None else due
         return min(due, deadline)
 
     def turn(self, now: int) -> Step:
-        """Hand the engine what is due and have its orders carried out."""
+        """Hand the engine what is due and have its orders carried out. RankError: it is at its end."""
         events: list[AnyEvent] = []
         while (due := self.lanes.next_due()) is not None and due <= now:
             events.extend(self.lanes.pop_due(now))
@@ -86,6 +93,8 @@ class World:
         self._injected: list[tuple[int, int, int, AnyEvent]] = []  # heap: time, order, instance
         self._injections = 0
         self.after_turn: Callable[[Instance, Step], None] | None = None  # tests look in here
+        self._arrivals = Arrivals(Workload("nothing", []))  # of the workload that runs
+        self._progress: Callable[[int], None] | None = None
 
     def inject(self, at_ns: int, instance: int, event: AnyEvent) -> None:
         """Have ``event`` reach an instance at that time, or next if it has passed: an abort, a flush."""
@@ -94,7 +103,8 @@ class World:
 
     def run(self, workload: Workload, progress: Callable[[int], None] | None = None) -> Record:
         """Send the workload and run until nothing is left to do; ``progress`` hears of each end."""
-        arrivals = Arrivals(workload)
+        arrivals = self._arrivals = Arrivals(workload)
+        self._progress = progress
         dues = [instance.next_time() for instance in self.instances]
         while (at := self._earliest(arrivals, dues)) is not None:
             self.now = max(self.now, at)
@@ -106,7 +116,7 @@ class World:
             for index, instance in enumerate(self.instances):
                 due = dues[index]
                 if instance.inbox or (due is not None and due <= self.now):
-                    self._turn(index, instance, arrivals, progress)
+                    self._turn(index, instance)
                     dues[index] = instance.next_time()
         assert arrivals.is_empty and not self._placed, "the world stands still with work left"
         return self.record
@@ -121,30 +131,52 @@ class World:
                 first = at
         return first
 
-    def _turn(
-        self,
-        index: int,
-        instance: Instance,
-        arrivals: Arrivals,
-        progress: Callable[[int], None] | None,
-    ) -> None:
-        step = instance.turn(self.now)
+    def _turn(self, index: int, instance: Instance) -> None:
+        if instance.error:
+            instance.inbox.clear()  # nobody reads it any more
+            return
+        try:
+            step = instance.turn(self.now)
+        except RankError as error:
+            step = self._stopped(index, str(error))
         self.record.take(step, index, self.now)
         for command in step.commands:
             if isinstance(command, Reply) and command.finish:
                 self._router.finished(self._placed.pop(command.rid))
-                arrivals.finished(command.rid, self.now)
-                if progress is not None:
-                    progress(1)
+                self._over(command.rid)
         if self.after_turn is not None:
             self.after_turn(instance, step)
 
+    def _stopped(self, index: int, why: str) -> Step:
+        """The end of an instance: its requests fail, and it gets no others. Its slots stay as they are."""
+        instance = self.instances[index]
+        instance.error = why
+        instance.inbox.clear()
+        self._router.left(index)
+        tokens = {request.rid: request.generated for request in instance.engine.requests()}
+        rids = [rid for rid, worker in self._placed.items() if worker == index]
+        return _failed({rid: tokens.get(rid, 0) for rid in rids}, why)
+
+    def _over(self, rid: int) -> None:
+        self._arrivals.finished(rid, self.now)
+        if self._progress is not None:
+            self._progress(1)
+
     def _send(self, spec: RequestSpec) -> None:
+        if not self._router.has_workers:
+            self._refuse(spec)
+            return
         worker = self._router.choose(self._keys(spec), spec.session)
         self._router.started(worker)
         self._placed[spec.rid] = worker
         self.record.submitted(spec, worker, self.now)
         self.instances[worker].inbox.append(spec.submit())
+
+    def _refuse(self, spec: RequestSpec) -> None:
+        """There is nobody left to ask."""
+        self.record.submitted(spec, 0, self.now)
+        self.record.take(_failed({spec.rid: 0}, _NOBODY), 0, self.now)
+        self._over(spec.rid)
 
     def _keys(self, spec: RequestSpec) -> list[PageKey]:
         """What the router is asked with; with one instance there is nothing to choose by."""
@@ -152,3 +184,10 @@ class World:
             return []
         seed = namespace_seed(spec.extra_key, spec.cache_salt, spec.lora_id)
         return spec.prompt.page_keys(self._page_size, seed)
+
+
+def _failed(tokens: dict[int, int], why: str) -> Step:
+    """Requests, with the tokens they have produced, that end with an error."""
+    finish = f"error: {why}"
+    replies = [Reply(rid, False, finish) for rid in tokens]
+    return Step([*replies], [Finished(rid, count, finish) for rid, count in tokens.items()])

@@ -5,7 +5,9 @@ Called by: the command line, scenarios.
 
 from __future__ import annotations
 
+import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -97,9 +99,15 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def serve(app: FastAPI, listener: socket.socket) -> None:
-    """Serve until told to stop; answers under way are finished first."""
+    """Serve until told to stop; answers under way are finished first, and SIGTERM is no failure then."""
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_S)
-    uvicorn.Server(config).run(sockets=[listener])
+    # For before uvicorn catches it, and for the end, when uvicorn raises what it has caught again.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 async def _request_error(_: Request, error: Exception) -> JSONResponse:

@@ -152,6 +152,11 @@ class Bridge:
 
     def submit(self, asked: Asked, heard: Heard) -> int:
         """Ask for an answer; ``heard`` is called on the engine's thread until ``Ended``."""
+        rid = self.offer(asked, heard)
+        return self.refuse(heard) if rid is None else rid
+
+    def offer(self, asked: Asked, heard: Heard) -> int | None:
+        """The same, but None once the engine has stopped: somebody else can be asked then."""
         rid = next(self._rids)
         asked = replace(asked, spec=replace(asked.spec, rid=rid))
         with self._lock:
@@ -159,7 +164,12 @@ class Bridge:
                 self._asked[rid] = asked, heard
                 self._executor.inbox.put(asked.spec.submit())
                 return rid
-        heard(Ended(STOPPED, Row(rid, 0, 0, 0, 0, 0)))
+        return None
+
+    def refuse(self, heard: Heard, why: str = STOPPED) -> int:
+        """Answer in the place of an engine that has stopped."""
+        rid = next(self._rids)
+        heard(Ended(why, Row(rid, 0, 0, 0, 0, 0)))
         return rid
 
     def abort(self, rid: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import Final
 
 from refimpl.cluster.router import Router, RouterConfig
 from refimpl.keys import PageKey, namespace_seed
@@ -16,6 +17,8 @@ from refimpl.serve.bridge import Asked, Bridge, Ended, Heard, Tokens
 from refimpl.serve.metrics import Metrics
 from refimpl.storage.names import Namespace
 from refimpl.workload.request import RequestSpec
+
+_STOPPED_RANK: Final = "error: the engine has stopped on data-parallel rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,18 @@ class Dispatch:
             rank.bridge.stop()
 
     @property
+    def error(self) -> BaseException | None:
+        """What has stopped a rank, of the first that something stopped."""
+        return next((found for rank in self.ranks if (found := rank.bridge.error)), None)
+
+    @property
     def is_healthy(self) -> bool:
-        """All ranks run."""
+        """All ranks run.
+
+        With one that has stopped the others go on serving, and it is no less a case for whoever watches: a
+        part of capacity and cache is gone, attach and detach succeed no more, and it does not come back but
+        by a restart, whose time the operator chooses.
+        """
         return all(rank.bridge.is_healthy for rank in self.ranks)
 
     @property
@@ -70,14 +83,22 @@ class Dispatch:
         return (rid - 1) % len(self.ranks)
 
     def submit(self, asked: Asked, heard: Heard) -> int:
-        """Ask the rank that is asked for, or one of the policy's choice; see Bridge.submit."""
+        """Ask the rank that is asked for, or one of the policy's choice; see Bridge.submit.
+
+        A rank that has stopped gets no requests, but for those that name it, which fail and say so.
+        """
         if len(self.ranks) == 1:
             return self.ranks[0].bridge.submit(asked, heard)
         keys = self._keys(asked.spec) if self._needs_keys else []
-        with self._lock:
-            rank = self._chosen(asked.dp_rank, keys)
-            self._router.started(rank)
-        return self.ranks[rank].bridge.submit(asked, self._noting(rank, heard))
+        while (rank := self._next(asked.dp_rank, keys)) is not None:
+            rid = self.ranks[rank].bridge.offer(asked, self._noting(rank, heard))
+            if rid is not None:
+                return rid
+            self._leave(rank)
+        if asked.dp_rank is None:
+            return self.ranks[0].bridge.refuse(heard)
+        why = f"{_STOPPED_RANK} {asked.dp_rank}: ask another or none in particular, or restart the server"
+        return self.ranks[asked.dp_rank].bridge.refuse(heard, why)
 
     def abort(self, rid: int) -> None:
         """Nobody waits for ``rid`` any more; that it is over already does no harm."""
@@ -88,12 +109,27 @@ class Dispatch:
         for rank in self.ranks:
             rank.bridge.abort_all()
 
-    def _chosen(self, named: int | None, keys: list[PageKey]) -> int:
-        """The rank that the client names, else one of the policy's choice."""
-        if named is None:
-            return self._router.choose(keys)
-        self._router.told(named, keys)
-        return named
+    def _next(self, named: int | None, keys: list[PageKey]) -> int | None:
+        """The rank that the client names, else one of the policy's choice; None: stopped."""
+        with self._lock:
+            if named is None:
+                if not self._router.has_workers:
+                    return None
+                rank = self._router.choose(keys)
+            elif self._router.is_present(named):
+                rank = named
+                self._router.told(rank, keys)
+            else:
+                return None
+            self._router.started(rank)
+            return rank
+
+    def _leave(self, rank: int) -> None:
+        """A rank has turned out to have stopped, with a request that it did not take."""
+        with self._lock:
+            self._router.finished(rank)
+            if self._router.is_present(rank):
+                self._router.left(rank)
 
     def _keys(self, spec: RequestSpec) -> list[PageKey]:
         seed = namespace_seed(spec.extra_key, spec.cache_salt, spec.lora_id)

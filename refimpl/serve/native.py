@@ -6,7 +6,6 @@ Must not know: the engine. Called by: app.
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from refimpl.serve.generation import Finish, Generation, Whole, all_whole
 from refimpl.serve.limits import Text, check_answers
 from refimpl.serve.openapi import EMPTY, STREAMS
 from refimpl.serve.presence import begun, names_of, unless_gone
-from refimpl.serve.service import Service, Wish, cached_details
+from refimpl.serve.service import Given, Service, Wish, cached_details, is_batch
 from refimpl.serve.sse import merged, stream
 from refimpl.units import NS_PER_S
 
@@ -85,7 +84,8 @@ def native_routes(service: Service) -> APIRouter:
         body: GenerateBody, request: Request, dp_rank: DataParallelRank = None
     ) -> Any:
         rank = body.rank_with(dp_rank)
-        prompts, is_batch = _prompts(service, body)
+        given, param = _given(body)
+        prompts = service.prompts(given, param)
         wishes = [replace(body.wish(at), dp_rank=rank) for at in range(len(prompts))]
         check_answers(sum(wish.n for wish in wishes))
         asked = [
@@ -94,15 +94,15 @@ def native_routes(service: Service) -> APIRouter:
             for each in service.generations(prompt, wish)
         ]
         named = dict(zip(names_of(body.rid, len(asked)), asked, strict=True))
-        is_batch = is_batch or len(asked) > 1
+        in_a_list = is_batch(given) or len(asked) > 1
         if body.stream:
-            chunks = await begun(request, _chunks(service, body, named, is_batch=is_batch))
+            chunks = await begun(request, _chunks(service, body, named, in_a_list=in_a_list))
             return StreamingResponse(stream(chunks), media_type="text/event-stream")
         with service.running.holding(named):
             done = await unless_gone(request, all_whole(asked))
         answers = [_answer(service, body, name, one) for name, one in zip(named, done, strict=True)]
         return Response(
-            json.dumps(answers if is_batch else answers[0]), media_type="application/json"
+            json.dumps(answers if in_a_list else answers[0]), media_type="application/json"
         )
 
     @router.post("/abort_request", responses=EMPTY, response_class=Response)
@@ -116,22 +116,13 @@ def native_routes(service: Service) -> APIRouter:
     return router
 
 
-def _prompts(service: Service, body: GenerateBody) -> tuple[list[array[int]], bool]:
-    """The prompts in tokens, and whether a list was given."""
-    if (body.text is None) == (body.input_ids is None):
-        raise RequestError("give either text or input_ids")
-    given = body.text if body.input_ids is None else body.input_ids
-    assert given is not None
-    if not given:
-        raise RequestError("the prompt is empty: give it at least one token")
-    encode = service.encode
-    if isinstance(given, str):
-        return [service.check_tokens(encode(given))], False
-    if isinstance(given[0], int):
-        return [service.check_tokens(given)], False
-    return [
-        service.check_tokens(encode(each) if isinstance(each, str) else each) for each in given
-    ], True
+def _given(body: GenerateBody) -> tuple[Given, str]:
+    """What was given as prompt, and as what."""
+    if body.text is not None and body.input_ids is None:
+        return body.text, "text"
+    if body.input_ids is not None and body.text is None:
+        return body.input_ids, "input_ids"
+    raise RequestError("give either text or input_ids")
 
 
 async def _chunks(
@@ -139,7 +130,7 @@ async def _chunks(
     body: GenerateBody,
     asked: dict[str, Generation],
     *,
-    is_batch: bool,
+    in_a_list: bool,
 ) -> AsyncGenerator[str, None]:
     """Cumulative text and tokens of each answer, as upstream streams them."""
     named, wholes = list(asked), dict[int, Whole]()
@@ -148,7 +139,7 @@ async def _chunks(
             whole = wholes.setdefault(at, Whole(piece.row, None))
             whole.add(piece)
             said = _answer(service, body, named[at], whole)
-            yield json.dumps(said | ({"index": at} if is_batch else {}))
+            yield json.dumps(said | ({"index": at} if in_a_list else {}))
 
 
 def _answer(service: Service, body: GenerateBody, name: str, so_far: Whole) -> dict[str, Any]:

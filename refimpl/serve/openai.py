@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from array import array
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
@@ -120,7 +119,7 @@ def openai_routes(service: Service) -> APIRouter:
         body: CompletionBody, request: Request, dp_rank: DataParallelRank = None
     ) -> Any:
         service.check_name(body.model)
-        prompts = _prompts(service, body.prompt)
+        prompts = service.prompts(body.prompt, "prompt")
         wish = body.wish(dp_rank)
         check_answers(len(prompts) * wish.n)
         asked = [each for prompt in prompts for each in service.generations(prompt, wish)]
@@ -165,19 +164,6 @@ def _model(service: Service) -> dict[str, Any]:
         "parent": None,
         "max_model_len": service.context_tokens,
     }
-
-
-def _prompts(
-    service: Service, given: str | list[str] | list[int] | list[list[int]]
-) -> list[array[int]]:
-    encode = service.encode
-    if isinstance(given, str):
-        return [service.check_tokens(encode(given))]
-    if not given:
-        raise RequestError("the prompt is empty: give it at least one token", param="prompt")
-    if isinstance(given[0], int):
-        return [service.check_tokens(given)]
-    return [service.check_tokens(encode(each) if isinstance(each, str) else each) for each in given]
 
 
 class _Completions:

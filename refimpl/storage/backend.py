@@ -54,7 +54,9 @@ class Setting:
 
     ``memory`` is the host memory in which every page of KV lies, for backends that register buffers;
     ``extra`` holds the keys of the extra config that belong to the backend. ``host`` is the pool that
-    memory belongs to, as an object for classes that ask for one; nothing here looks into it.
+    memory belongs to, as an object for classes that ask for one; nothing here looks into it. ``parts``: the
+    pages of a rank are stored as so many parts (``tp_lcm_size``), each by a backend of its own over the same
+    memory, and ``identity`` is that of one of them.
     """
 
     identity: Identity
@@ -62,6 +64,7 @@ class Setting:
     extra: Mapping[str, Any] = field(default_factory=dict)
     memory: tuple[memoryview, ...] = ()
     host: object | None = None
+    parts: int = 1
 
 
 class Backend(Protocol):

@@ -1,28 +1,21 @@
 """A Mooncake store: memory of many hosts as one, found through a master (package mooncake).
 
-K and V are two objects (see objects). A master that restarts has forgotten all objects; the client
-registers with it again by itself, within about two seconds in which it has no room (False). While
-there is no master, calls fail at once, because each asks first whether somebody listens there: the
-library itself would try for more than four seconds. An object may vanish at any time, since the store
-evicts as it needs room: a miss.
+K and V are two objects (see objects). An object may vanish at any time, since the store evicts as it needs
+room: a miss.
 Must not know: pools, policies. Called by: factory.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from threading import Lock
 from typing import Any, Final
 
 from refimpl.config import ConfigError, require
 from refimpl.storage.backend import HostPage, Setting, StorageError
 from refimpl.storage.extra import switch
+from refimpl.storage.mooncake_client import ReplicateConfig, lease_of
 from refimpl.storage.mooncake_config import MooncakeConfig, read_mooncake_config
 from refimpl.storage.objects import (
     HALVES,
@@ -32,37 +25,12 @@ from refimpl.storage.objects import (
     object_names,
     objects_expected,
 )
-from refimpl.storage.servers import wait_until_answered
-from refimpl.storage.watch import Watch
 
-os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # before it is loaded: it tells all it does
-try:
-    from mooncake.store import MooncakeDistributedStore, ReplicateConfig
-except ModuleNotFoundError:
-    raise
-except ImportError as error:  # it is there, and a library of the system is not
-    raise ConfigError(
-        f"mooncake can't be loaded: {error}; on Debian: apt-get install libibverbs1 libnuma1 libcurl4"
-    ) from None
-
-_LOCAL_BUFFER_BYTES: Final = 16 << 20  # of the library, for calls that copy; ours do not
-_SETUP_S: Final = 30.0
-_CHECK_S: Final = 600.0  # upstream's
 # Return codes, as seen in runs of 0.3.13.
 _NO_ROOM: Final = -200
 _MISSING: Final = -704
 _TOO_LONG: Final = -600  # for its page; of one that is too short, the code is its length
 _UNREACHABLE: Final = (-900, -901)  # no master; no answer in time
-
-# Setting up a client holds the interpreter's lock and, where the server does not answer, never ends.
-# So it is tried in a process that can be stopped.
-_TRIAL: Final = """
-import json, os, sys
-from mooncake.store import MooncakeDistributedStore
-store = MooncakeDistributedStore()
-code = store.setup(*json.loads(sys.argv[1]))
-os._exit(1 if code else 0)  # leaving in good order would take a second
-"""
 
 
 class MooncakeBackend:
@@ -75,25 +43,7 @@ class MooncakeBackend:
         self._config = read_mooncake_config(setting)
         self._grouped = switch(setting.extra, "enable_group_semantics", default=False)
         self._misfits: set[str] = set()  # objects read in vain for their size
-        self._lock = Lock()
-        self._calls = 0
-        self._closing = False
-        address = self._config.master_address
-        self._watch = None if address is None else Watch(*address)
-        self._store = _connect(self._config)
-        self._regions = self._register(setting.memory)
-
-    def _register(self, memory: Sequence[memoryview]) -> Regions:
-        regions = Regions.of(memory)
-        for first, end in regions.bounds:
-            code = self._store.register_buffer(first, end - first)
-            if code:
-                self._store.close()
-                raise StorageError(
-                    f"mooncake can't register {end - first} bytes of host memory (code {code});"
-                    " with rdma, check ulimit -l and the device"
-                )
-        return regions
+        self._client = lease_of(self._config, Regions.of(setting.memory))
 
     # ---- asking -----------------------------------------------------------------------------------
 
@@ -107,7 +57,7 @@ class MooncakeBackend:
     def _are_there(self, objects: list[str]) -> dict[str, bool]:
         if not objects:
             return {}
-        codes = self._call(lambda store: store.batch_is_exist(objects))
+        codes = self._client.call(lambda store: store.batch_is_exist(objects))
         _raise_if_unreachable(codes, self._config)
         return {name: code == 1 for name, code in zip(objects, codes, strict=True)}
 
@@ -120,7 +70,7 @@ class MooncakeBackend:
         filled = [bool(page.pieces) for page in pages]
         if not objects:
             return filled
-        placed = Placed(pieces, self._regions)
+        placed = Placed(pieces, self._client.regions)
         codes = self._with_staging(
             placed,
             lambda store: store.batch_get_into(objects, placed.addresses, placed.sizes),
@@ -150,7 +100,7 @@ class MooncakeBackend:
         stored = [bool(page.pieces) for page in pages]
         if not new:
             return stored
-        placed = Placed([pieces[at] for at in new], self._regions)
+        placed = Placed([pieces[at] for at in new], self._client.regions)
         arguments: list[Any] = [[objects[at] for at in new], placed.addresses, placed.sizes]
         if self._grouped:
             arguments.append(_groups([names[owners[at]] for at in new]))
@@ -166,7 +116,7 @@ class MooncakeBackend:
         """Remove objects of another size than their pages, and note that they are not ``there``."""
         if not misfits:
             return
-        codes = self._call(lambda store: store.batch_remove(misfits, True))
+        codes = self._client.call(lambda store: store.batch_remove(misfits, True))
         for name, code in zip(misfits, codes, strict=True):
             if code in (0, _MISSING):
                 there[name] = False
@@ -175,7 +125,9 @@ class MooncakeBackend:
     def delete(self, names: Sequence[str]) -> list[bool]:
         """Drop values, whoever reads them, [name]: True where there is none now."""
         objects = [each for name in names for each in object_names(name, len(HALVES))]
-        codes = self._call(lambda store: store.batch_remove(objects, True)) if objects else []
+        codes = (
+            self._client.call(lambda store: store.batch_remove(objects, True)) if objects else []
+        )
         _raise_if_unreachable(codes, self._config)
         gone = [code in (0, _MISSING) for code in codes]
         return [all(gone[at : at + len(HALVES)]) for at in range(0, len(gone), len(HALVES))]
@@ -189,7 +141,7 @@ class MooncakeBackend:
         return max(counts)
 
     def _remove(self, pattern: str) -> int:
-        count: int = self._call(lambda store: store.remove_by_regex(pattern, True))
+        count: int = self._client.call(lambda store: store.remove_by_regex(pattern, True))
         return count
 
     # ---- the client -------------------------------------------------------------------------------
@@ -198,7 +150,7 @@ class MooncakeBackend:
         """A call for pieces of which some may stand in memory that the store does not know yet."""
         codes: list[int]
         if not placed.staging:
-            codes = self._call(call)
+            codes = self._client.call(call)
             return codes
         start, size = address_of(memoryview(placed.staging)), len(placed.staging)
 
@@ -209,43 +161,12 @@ class MooncakeBackend:
             finally:
                 store.unregister_buffer(start)
 
-        codes = self._call(known)
+        codes = self._client.call(known)
         return codes
 
-    def _call(self, call: Callable[[Any], Any]) -> Any:
-        """One call of the library, which crashes the process when it is used after its end."""
-        with self._lock:
-            if self._closing:
-                raise StorageError("the mooncake backend is closed")
-            self._calls += 1
-        try:
-            if self._watch is not None and not self._watch.is_up():
-                raise StorageError(f"no mooncake master listens at {self._config.master}")
-            return call(self._store)
-        finally:
-            self._end_call()
-
-    def _end_call(self) -> None:
-        with self._lock:
-            self._calls -= 1
-            is_last = self._closing and not self._calls
-        if is_last:
-            self._shut()
-
     def close(self) -> None:
-        """See Backend. What this process lent to the store goes with it. The last call out shuts down."""
-        with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-            is_last = not self._calls
-        if is_last:
-            self._shut()
-
-    def _shut(self) -> None:
-        self._store.close()
-        if self._watch is not None:
-            self._watch.close()
+        """See Backend. What this process lent to the store goes with its last client."""
+        self._client.close()
 
 
 def _check_layout(setting: Setting) -> None:
@@ -255,68 +176,6 @@ def _check_layout(setting: Setting) -> None:
         "mooncake needs pages that lie in one piece: --hicache-mem-layout layer_first has one a layer;"
         " choose page_first (kernel) or page_first_direct (direct)",
     )
-
-
-def _require_servers(config: MooncakeConfig) -> None:
-    """Raise StorageError when a server is not there; with ``check_server``, wait for storage first."""
-    if config.check_server and config.master_address is not None:
-        host = config.master_address[0]
-        segments = f"http://{host}:{config.metrics_port}/get_all_segments"
-        if not wait_until_answered(segments, _CHECK_S):
-            raise StorageError(f"no storage joined mooncake within {_CHECK_S:.0f} s: {segments}")
-    servers = {"master": config.master_address, "metadata server": config.metadata_address}
-    for what, address in servers.items():
-        if address is None:
-            continue
-        watch = Watch(*address)
-        is_up = watch.is_up()
-        watch.close()
-        if not is_up:
-            host, port = address
-            raise StorageError(
-                f"no mooncake {what} listens at {host}:{port}; refimpl storage up mooncake starts one"
-            )
-
-
-def _connect(config: MooncakeConfig) -> Any:
-    """A client that is set up. Raises StorageError when that fails."""
-    _require_servers(config)
-    arguments: list[Any] = [
-        config.local_hostname,
-        config.metadata_server,
-        config.segment_bytes,
-        _LOCAL_BUFFER_BYTES,
-        config.protocol,
-        config.device,
-        config.master,
-        None,
-        config.ssd_offload_path is not None,
-        config.ssd_offload_path or "",
-        config.tenant,
-    ]
-    _try_setup([*arguments[:2], 0, *arguments[3:8]], config)
-    store = MooncakeDistributedStore()
-    code = store.setup(*arguments)
-    if code:
-        raise StorageError(f"mooncake can't be set up at {config.master}: code {code}")
-    return store
-
-
-def _try_setup(arguments: list[Any], config: MooncakeConfig) -> None:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _TRIAL, json.dumps(arguments)],
-            capture_output=True,
-            timeout=_SETUP_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise StorageError(
-            f"what listens at {config.master} does not answer as a mooncake master within {_SETUP_S:.0f} s"
-        ) from None
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise StorageError(f"mooncake can't be set up at {config.master}: {last}")
 
 
 def _spread(

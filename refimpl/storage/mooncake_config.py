@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 from refimpl.config import ConfigError, require
 from refimpl.storage.backend import Setting
-from refimpl.storage.names import Identity
 
 CONFIG_PATH: Final = "SGLANG_HICACHE_MOONCAKE_CONFIG_PATH"
 P2P: Final = "P2PHANDSHAKE"
@@ -97,23 +96,25 @@ def read_mooncake_config(
         f"{where}: master_server_address must name a master; standalone_storage with"
         " client_server_address needs host memory of Mooncake's own, which this pool is not",
     )
+    identity = setting.identity
+    rank, ranks = identity.tp_rank // setting.parts, identity.tp_size // setting.parts
     offload = _truth(said, "enable_ssd_offload", where)
     return MooncakeConfig(
         master=str(said["master_server_address"]),
         metadata_server=str(said["metadata_server"] or P2P),
         local_hostname=str(hostname),
-        segment_bytes=_share(said["global_segment_size"], setting.identity.tp_size, where),
+        segment_bytes=_share(said["global_segment_size"], ranks, where),
         protocol=str(said["protocol"]),
-        device=_device(said["device_name"], setting.identity, where),
+        device=_device(said["device_name"], rank, where),
         metrics_port=_port(said["master_metrics_port"], where),
         check_server=_truth(said, "check_server", where),
-        ssd_offload_path=_offload(said, setting.identity) if offload else None,
+        ssd_offload_path=_offload(said, rank) if offload else None,
         tenant=str(said["tenant_id"] or "default").strip() or "default",
     )
 
 
 def _share(said: Any, ranks: int, where: str) -> int:
-    """What one of ``ranks`` lends; with ``tp_lcm_size`` they are as many as that says."""
+    """What one of ``ranks`` lends."""
     share = segment_bytes(said, f"{where}: global_segment_size") // ranks
     require(
         share == 0 or share >= _SEGMENT_BYTES_MIN,
@@ -194,7 +195,7 @@ def _port(value: Any, where: str) -> int:
     return int(text)
 
 
-def _device(value: Any, identity: Identity, where: str) -> str:
+def _device(value: Any, rank: int, where: str) -> str:
     """A device, or the one of this rank from an object of ranks and devices."""
     if isinstance(value, str) and value.strip().startswith("{"):
         try:
@@ -203,13 +204,12 @@ def _device(value: Any, identity: Identity, where: str) -> str:
             raise ConfigError(f"{where}: device_name is malformed: {error}") from None
     if isinstance(value, Mapping):
         by_rank = {str(rank): device for rank, device in value.items()}
-        rank = str(identity.tp_rank)
-        require(rank in by_rank, f"{where}: device_name has no device for rank {rank}")
-        value = by_rank[rank]
+        require(str(rank) in by_rank, f"{where}: device_name has no device for rank {rank}")
+        value = by_rank[str(rank)]
     return str(value)
 
 
-def _offload(said: Mapping[str, Any], identity: Identity) -> str:
+def _offload(said: Mapping[str, Any], rank: int) -> str:
     """Each rank has a folder of its own, named as upstream's with one DP, PP and CP rank."""
     root = str(said["ssd_offload_path"] or "")
-    return f"{root}/rank_0_{identity.tp_rank}_0_0" if root else ""
+    return f"{root}/rank_0_{rank}_0_0" if root else ""

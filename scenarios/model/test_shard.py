@@ -80,8 +80,13 @@ def pool_of(config: ModelConfig, shard: Shard) -> KvView:
     return small.empty(own, slots=20, page_size=PAGE_SIZE)
 
 
-def gather_at(meeting: Meeting, rank: int) -> Callable[[Tensor], Tensor]:
-    return lambda part: torch.cat(meeting.exchange(rank, part), dim=-1)
+def gather_at(meeting: Meeting, rank: int, size: int) -> Callable[[Tensor, int], Tensor]:
+    def gather(part: Tensor, width: int) -> Tensor:
+        parts = meeting.exchange(rank, part)
+        assert [each.shape[-1] for each in parts] == Shard(rank, size).widths(width)
+        return torch.cat(parts, dim=-1)
+
+    return gather
 
 
 def run_ranks(config: ModelConfig, weights: Weights, size: int) -> list[Computed]:
@@ -89,7 +94,7 @@ def run_ranks(config: ModelConfig, weights: Weights, size: int) -> list[Computed
 
     def rank_of(rank: int) -> Computed:
         shard = Shard(rank, size)
-        gather = gather_at(meeting, rank)
+        gather = gather_at(meeting, rank, size)
         part = Transformer(config, weights, Reference(), shard, gather)
         return run(part, pool_of(config, shard))
 
@@ -247,7 +252,7 @@ def test_a_rank_that_never_computes_is_named_to_all_that_wait() -> None:
         if rank == 2:
             return "never came"
         shard = Shard(rank, size)
-        gather = gather_at(meeting, rank)
+        gather = gather_at(meeting, rank, size)
         part = Transformer(TINY_GQA, weights, Reference(), shard, gather)
         with pytest.raises(RankError) as raised:
             run(part, pool_of(TINY_GQA, shard))

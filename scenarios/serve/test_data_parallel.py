@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from refimpl.config import ConfigError
 from refimpl.core.check import check_quiescent
+from refimpl.run.faults import Faults
 from refimpl.run.options import Options
 from refimpl.serve.companions import Sockets, companions_of
 from refimpl.serve.kv_events_config import KvEventsConfig, endpoint_of_rank
@@ -181,6 +182,8 @@ def test_metrics_have_each_name_once_and_each_rank_in_it(client: httpx.Client) -
     names, prompts = [], {}
     for family in text_string_to_metric_families(client.get("/metrics").text):
         names.append(family.name)
+        if family.name.startswith(("process_", "python_")):
+            continue  # there is one process
         assert {sample.labels["dp_rank"] for sample in family.samples} == set("0123")
         for sample in family.samples:
             if sample.name == "sglang:prompt_tokens_total":
@@ -227,14 +230,39 @@ def test_a_rank_that_stops_makes_the_server_unwell() -> None:
         serving_null(replace(OPTIONS, dp_size=2)) as (url, service),
         httpx.Client(base_url=url, timeout=60) as client,
     ):
-        broken = service.ranks.ranks[1].bridge
-        broken._executor.check = _fails  # type: ignore[method-assign]
-        assert client.get("/health").status_code in (200, 503)
-        broken._thread.join(30)
+        stop_rank(service, 1)
         assert client.get("/health").status_code == 503
+        assert client.get("/ready").status_code == 503
         answer = client.post("/generate", json={"text": "a", "routed_dp_rank": 1})
         assert answer.status_code == 503
+        assert "the engine has stopped on data-parallel rank 1" in answer.text
         assert ask(client, 80, routed_dp_rank=0)["meta_info"]["dp_rank"] == 0
+
+
+@pytest.mark.parametrize("method", ["round_robin", "shortest_queue", "cache_aware"])
+def test_requests_go_to_the_ranks_that_are_left_and_none_is_refused(method: str) -> None:
+    options = replace(OPTIONS, load_balance_method=method)
+    with serving_null(options) as (url, service), httpx.Client(base_url=url, timeout=60) as client:
+        for number in range(2 * RANKS):
+            ask(client, number)
+        for rank in (1, 3):
+            stop_rank(service, rank)
+        answered = [ask(client, number % RANKS)["meta_info"]["dp_rank"] for number in range(40)]
+        assert set(answered) == {0, 2}
+        for rank in (0, 2):
+            stop_rank(service, rank)
+        answer = client.post("/generate", json={"text": "a"})
+        assert answer.status_code == 503
+        assert "the engine has stopped; restart the server" in answer.text
+        assert service.ranks._router.in_flight == [0] * RANKS
+
+
+def stop_rank(service: Service, rank: int) -> None:
+    """As a rank does whose threads have failed, while nothing is under way on it."""
+    broken = service.ranks.ranks[rank].bridge
+    broken._executor.check = _fails  # type: ignore[method-assign]
+    broken._thread.join(30)
+    assert not broken._thread.is_alive()
 
 
 def _fails() -> None:
@@ -319,3 +347,28 @@ def test_json_of_one_rank_says_nothing_of_ranks() -> None:
         assert "dp_rank" not in ask(client, 0)["meta_info"]
         assert "dp_rank" not in client.get("/metrics").text
         assert json.loads(client.get("/v1/loads").text)["loads"][0]["dp_rank"] == 0
+
+
+@pytest.mark.slow
+def test_a_tensor_parallel_rank_that_dies_costs_its_data_parallel_rank_and_no_other() -> None:
+    """Two by two: what its instance had taken fails after the limit, and the other takes what comes."""
+    faults = "rank1.die=300000"
+    dies_at = [
+        [Faults.parse(faults, seed + rank).of_rank(1).dies(0) for rank in range(2)]
+        for seed in range(100)
+    ].index([False, True])
+    options = replace(OPTIONS, dp_size=2, tp_size=2, faults=faults, fault_seed=dies_at)
+    options = replace(options, enable_hierarchical_cache=False, hicache_storage_backend=None)
+    options = replace(options, hicache_storage_prefetch_policy=None)
+    options = replace(options, hicache_storage_backend_extra_config=None)
+    with serving_null(options) as (url, service), httpx.Client(base_url=url, timeout=60) as client:
+        params = {"temperature": 0, "max_new_tokens": 1}
+        body = {"input_ids": prompt(1), "sampling_params": params, "routed_dp_rank": 1}
+        answer = client.post("/generate", json=body)
+        assert answer.status_code == 503
+        assert "rank 1 did not answer within 5 s" in answer.text
+        for rank in service.ranks.ranks:
+            for faults_of in rank.bridge._executor.lanes.ranks:  # type: ignore[attr-defined]
+                faults_of.lanes.faults.stop()
+        assert client.get("/health").status_code == 503
+        assert {ask(client, number)["meta_info"]["dp_rank"] for number in range(8)} == {0}

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.live,
     pytest.mark.skipif(
         not PYTHON or shutil.which(PYTHON) is None,
-        reason="set SGLANG_PYTHON to a Python that has sglang's client, see README",
+        reason="tox -e sglang-client installs that client; SGLANG_PYTHON names a Python that has it",
     ),
 ]
 OPTIONS = Options(enable_hierarchical_cache=True)

@@ -302,7 +302,7 @@ def test_check_server_waits_until_somebody_lends_memory(
 ) -> None:
     assert client.exists(host.names())  # it lends some
     opened(host, master, check_server=True).close()
-    monkeypatch.setattr("refimpl.storage.mooncake._CHECK_S", 0.0)
+    monkeypatch.setattr("refimpl.storage.mooncake_client._CHECK_S", 0.0)
     port, _ = free_ports()
     with pytest.raises(StorageError, match="no storage joined mooncake within 0 s"):
         opened(host, master, check_server=True, master_metrics_port=port)
@@ -317,7 +317,7 @@ def test_pages_in_one_piece_a_layer_are_refused(master: MooncakeMaster) -> None:
 def test_a_stranger_on_the_masters_port_is_found_out(
     host: HostPages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("refimpl.storage.mooncake._SETUP_S", 1.0)
+    monkeypatch.setattr("refimpl.storage.mooncake_client._SETUP_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         address = f"127.0.0.1:{stranger.getsockname()[1]}"
         with pytest.raises(StorageError, match=f"{address} does not answer as a mooncake master"):

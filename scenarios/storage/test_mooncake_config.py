@@ -97,6 +97,24 @@ def test_each_rank_lends_its_share_of_the_segment() -> None:
         read(MASTER | {"global_segment_size": "127mb"}, size=8)
 
 
+def test_the_parts_of_a_rank_are_set_up_alike_and_lend_its_share_once() -> None:
+    """With tp_lcm_size 8, rank 1 of two has the parts 4 to 7: one client, one device, one folder."""
+    extra = {
+        "global_segment_size": "32mb",
+        "device_name": {"0": "mlx5_0", "1": "mlx5_1"},
+        "enable_ssd_offload": True,
+        "ssd_offload_path": "/ssd",
+    }
+    parts = [
+        read_mooncake_config(Setting(identity(part, 8), Namespace(), MASTER | extra, parts=4), {})
+        for part in range(8)
+    ]
+    assert parts == [parts[0]] * 4 + [parts[4]] * 4
+    assert [each.segment_bytes for each in parts] == [16 << 20] * 8
+    assert (parts[0].device, parts[4].device) == ("mlx5_0", "mlx5_1")
+    assert parts[4].ssd_offload_path == "/ssd/rank_0_1_0_0"
+
+
 @pytest.mark.parametrize("devices", [{"0": "mlx5_0", "1": "mlx5_1"}, '{"0": "a", "1": "mlx5_1"}'])
 def test_each_rank_finds_its_device(devices: Any) -> None:
     assert read(MASTER | {"device_name": devices}, rank=1, size=2).device == "mlx5_1"

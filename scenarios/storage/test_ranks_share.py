@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import count, permutations
 from pathlib import Path
 from queue import SimpleQueue
+from time import monotonic
 
 import pytest
 
@@ -249,7 +250,7 @@ def test_a_corrupt_part_spoils_its_page_for_the_ranks_that_need_it(tmp_path: Pat
 def test_instances_share_pages_in_mooncake(tmp_path: Path) -> None:
     pytest.importorskip("mooncake.store", reason="mooncake is not installed, or lacks a library")
     with mooncake_master(tmp_path / "master.log") as master:
-        # Each part has a client of its own, which takes two seconds to close.
+        # Each rank has a client of its own, which takes two seconds to close.
         for heads, writer, reader, lcm in ((8, 2, 8, 8), (2, 4, 2, 4)):
             extra: dict[str, object] = {
                 **master.extra_config,
@@ -258,6 +259,39 @@ def test_instances_share_pages_in_mooncake(tmp_path: Path) -> None:
                 "extra_backend_tag": f"{heads}heads{writer}to{reader}",
             }
             check_shared("mooncake", extra, heads, writer, reader)
+
+
+@pytest.mark.slow
+@pytest.mark.live
+@pytest.mark.timeout(300)
+def test_the_parts_of_a_rank_have_one_client_of_mooncake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing one holds up the whole process for two seconds, whoever closes it."""
+    pytest.importorskip("mooncake.store", reason="mooncake is not installed, or lacks a library")
+    from refimpl.storage import mooncake_client
+
+    clients: list[object] = []
+    real = mooncake_client.MooncakeDistributedStore
+
+    def counted() -> object:
+        clients.append(real())
+        return clients[-1]
+
+    monkeypatch.setattr(mooncake_client, "MooncakeDistributedStore", counted)
+    with mooncake_master(tmp_path / "master.log") as master:
+        extra = {**master.extra_config, "global_segment_size": "16mb", "tp_lcm_size": 8}
+        whole = whole_pages(8, 1)
+        for count in (1, 2):
+            (rank,) = instance(1, 8, "mooncake", extra)
+            rank.fill(whole)
+            assert rank.store() == rank.fetch() == PAGES
+            assert torch.equal(rank.pool.by_page(), whole)
+            begun = monotonic()
+            rank.close()
+            assert monotonic() - begun < 8  # eight clients took fifteen
+            assert len(clients) == count
+    assert not mooncake_client._clients
 
 
 @pytest.mark.slow

@@ -95,6 +95,16 @@ def test_a_failure_lets_fewer_pages_through_than_all() -> None:
         "delay=3:ms",
         "delay=3:-5ms",
         "delay=3:5xms",
+        "die=3:5m",
+        "vanish=3:5ms",
+        "rank.vanish=1",
+        "rank1x.vanish=1",
+        "rank-1.vanish=1",
+        "rank1.flood=1",
+        "rank1=1",
+        ".vanish=1",
+        "rank1.rank2.vanish=1",
+        "rank1.vanish=1,rank1.vanish=2",
     ],
 )
 def test_wrong_text_is_an_error_of_one_line(text: str) -> None:
@@ -107,3 +117,56 @@ def test_wrong_text_is_an_error_of_one_line(text: str) -> None:
 def test_an_unknown_kind_lists_the_choices() -> None:
     with pytest.raises(ConfigError, match="probe_fail, fetch_fail, fetch_short"):
         Faults.parse("flood=3")
+
+
+# ---- ranks ---------------------------------------------------------------------------------------
+
+
+def test_a_kind_that_names_a_rank_is_of_that_rank_alone() -> None:
+    faults = Faults.parse("rank1.vanish=1000000,rank2.delay=1000000:5ms,vanish=0")
+    zero, one, two = (faults.of_rank(rank) for rank in range(3))
+    assert [each.strike("vanish") for each in (zero, one, two)] == [False, True, False]
+    assert [each.delay_ns() for each in (zero, one, two)] == [0, 0, 5 * NS_PER_MS]
+
+
+def test_a_rank_has_the_chances_of_all_where_it_has_none_of_its_own() -> None:
+    faults = Faults.parse("vanish=1000000,delay=1000000:1ms,rank1.vanish=0,rank1.delay=1000000:3ms")
+    assert not faults.of_rank(1).strike("vanish")
+    assert faults.of_rank(0).strike("vanish")
+    assert [faults.of_rank(rank).delay_ns() for rank in (0, 1)] == [NS_PER_MS, 3 * NS_PER_MS]
+
+
+def test_ranks_draw_apart_and_the_first_draws_as_the_instance_does() -> None:
+    faults = Faults.parse("vanish=500000", seed=3)
+    assert draws(faults.of_rank(0), "vanish") == draws(faults, "vanish")
+    assert draws(faults.of_rank(0), "vanish") != draws(faults.of_rank(1), "vanish")
+
+
+def test_a_rank_dies_of_an_order_and_not_before_its_time() -> None:
+    faults = Faults.parse("die=1000000:2s")
+    assert [faults.dies(now) for now in (0, 1_999_999_999, 2_000_000_000)] == [False, False, True]
+    assert Faults.parse("die=1000000").dies(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "word"),
+    [
+        ("rank2.vanish=1", 2, "ranks 0 to 1"),
+        ("rank1.vanish=1", 1, "rank 0 alone"),
+        ("die=1", 1, "--tp-size 2 or more"),
+        ("rank0.die=1", 1, "--tp-size 2 or more"),
+    ],
+)
+def test_what_can_not_be_with_so_many_ranks_is_refused(text: str, size: int, word: str) -> None:
+    faults = Faults.parse(text)
+    with pytest.raises(ConfigError, match=word):
+        faults.check_ranks(size)
+    faults.check_ranks(3)
+
+
+def test_later_kinds_have_moved_no_draw_of_the_first() -> None:
+    """Else every run with faults, and every golden of one, would be another than it was."""
+    faults = Faults.parse("probe_fail=500000,delay=500000:1ms", seed=1)
+    assert "".join("01"[strike] for strike in draws(faults, "probe_fail", 16)) == "1010100111001001"
+    assert "".join("01"[strike] for strike in draws(faults, "delay", 16)) == "0101010001010011"
+    assert [faults.part_of(100) for _ in range(8)] == [79, 24, 70, 22, 32, 55, 40, 45]
