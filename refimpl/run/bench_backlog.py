@@ -2,7 +2,7 @@
 
 Two figures, each beside its floor in the same run, turn by turn: 500 page writes that were queued while
 the engine is idle, beside a loop that writes the same pages and does nothing else (field report L05); and
-prefetches while as much is written, beside prefetches alone (Y02).
+prefetches while as much is being written all the time, beside prefetches alone (Y02).
 Must not know: the terminal. Called by: the command line.
 """
 
