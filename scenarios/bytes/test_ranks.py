@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -23,7 +22,7 @@ from refimpl.run import rank_setup  # noqa: E402
 from refimpl.run.live import LiveExecutor, run_live  # noqa: E402
 from refimpl.run.model_choice import ModelChoice  # noqa: E402
 from refimpl.run.options import Options  # noqa: E402
-from refimpl.run.rank_group import Rank, RankGroup, Step  # noqa: E402
+from refimpl.run.rank_group import Minimum, Rank, RankGroup, Step  # noqa: E402
 from refimpl.run.rank_process import ProcessFollower  # noqa: E402
 from refimpl.run.rank_setup import RankChoice, instance_of  # noqa: E402
 from refimpl.run.real import Served, serve  # noqa: E402
@@ -105,14 +104,14 @@ def test_an_instance_serves_what_one_of_another_tp_has_stored(tmp_path: Path) ->
 class Counted:
     """``all_reduce(MIN)`` that counts, and takes its time."""
 
-    def __init__(self, inner: Callable[[list[int]], list[int]], delay_s: float = 0) -> None:
+    def __init__(self, inner: Minimum, delay_s: float = 0) -> None:
         self._inner, self._delay = inner, threading.Event()
         self._delay_s, self.calls = delay_s, 0
 
-    def __call__(self, vector: list[int]) -> list[int]:
+    def __call__(self, vector: list[int], patience: float = 1) -> list[int]:
         self.calls += 1
         self._delay.wait(self._delay_s)
-        return self._inner(vector)
+        return self._inner(vector, patience)
 
 
 def group_of(tp_size: int, limit_s: float = 30, transport: str = "thread") -> RankGroup:
@@ -128,18 +127,21 @@ def test_there_is_no_agreement_while_nothing_is_in_flight() -> None:
     group = group_of(2)
     counted = group._own._minimum = Counted(group._own._minimum, delay_s=0.005)
     steps: list[int] = []
+    pulses: list[bool] = []
     take = group._own.take
 
     def watched(step: Step) -> list[int] | None:
         before = counted.calls
         agreed = take(step)
-        assert counted.calls - before == (1 if step.ops else 0), "one agreement a step, or none"
+        assert counted.calls - before == (1 if step.ops else 0) + step.is_pulse, "one, or none"
         steps.append(len(step.ops))
+        pulses.append(step.is_pulse)
         return agreed
 
     group._own.take = watched  # type: ignore[method-assign]
     run_live(Engine(simulation(2).engine), group, simulation(2).workload)
-    assert counted.calls == group.agreements > 0
+    assert counted.calls == group.agreements + sum(pulses)
+    assert group.agreements > sum(pulses)
     assert steps.count(0) > len(steps) / 3  # most steps of a decode are such
 
 
