@@ -95,8 +95,11 @@ def test_each_tier_adds_hits_and_lowers_the_median_ttft(family: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_prompt_token_of_a_case_is_a_hit_or_computed(name: str) -> None:
     figures = golden.expected(FOLDER, name)["figures"]
-    hits = sum(figures["hit_tokens"].values())
-    assert hits + figures["computed_tokens"] == figures["prompt_tokens"]
+    served = sum(figures["hit_tokens"].values()) + figures["computed_tokens"]
+    if figures["finished"].get("error"):  # of prompts that were refused nothing was served
+        assert 0 < served < figures["prompt_tokens"]
+    else:
+        assert served == figures["prompt_tokens"]
 
 
 def test_the_table_of_the_readme_is_that_of_the_goldens() -> None:

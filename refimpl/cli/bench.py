@@ -16,14 +16,22 @@ from refimpl.config import ConfigError
 
 def _bench_bytes(name: str) -> dict[str, Any]:
     try:
+        from refimpl.run.bench_backlog import bench_backlog
         from refimpl.run.bench_bytes import bench_copy, bench_ttft
         from refimpl.run.bench_storage import bench_storage
+        from refimpl.run.bench_unique import bench_unique
     except ImportError as error:
         raise ConfigError(
             f"bench {name} needs {error.name}: pip install -e '.[torch,kernels]'"
         ) from None
     benches: dict[str, Callable[[], dict[str, Any]]]
-    benches = {"copy": bench_copy, "ttft": bench_ttft, "storage": bench_storage}
+    benches = {
+        "copy": bench_copy,
+        "ttft": bench_ttft,
+        "unique": bench_unique,
+        "storage": bench_storage,
+        "backlog": bench_backlog,
+    }
     return benches[name]()
 
 
@@ -36,7 +44,9 @@ def _bench_serve() -> dict[str, Any]:
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help="sim, tree, copy, ttft, storage or serve")],
+    name: Annotated[
+        str, typer.Argument(help="sim, tree, copy, ttft, unique, storage, backlog or serve")
+    ],
     trace: Annotated[Path | None, typer.Option(help="Mooncake trace to replay in sim")] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="write the ratios into golden/wall_clock.json")
@@ -44,7 +54,8 @@ def bench(
     golden_dir: GoldenDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure simulator, tree, copies, a model, stores or the server beside a floor taken in the same run.
+    """Measure one part beside a floor taken in the same run: simulator, tree, copies, a model, prompts that
+    never repeat, stores, what waits for L3, or the server.
 
     Ratios that were kept on such a machine are printed beside those of this run.
     """

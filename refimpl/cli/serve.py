@@ -132,3 +132,5 @@ def serve(
         place = f"serving {service.name} on http://{host}:{listener.getsockname()[1]}"
         print("\n".join([place, *map(str, companions)]), file=sys.stderr, flush=True)
         serve_app(build_app(service, keys, companions), listener)
+    if service.ranks.error is not None:  # which was logged when it happened
+        raise typer.Exit(1)

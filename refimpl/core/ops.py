@@ -16,6 +16,7 @@ BACK_UP: Final = "back_up"  # L1 -> L2 because policy says so
 WRITE_BACK: Final = "write_back"  # L1 -> L2 because the page must leave L1
 STORE: Final = "store"
 FETCH: Final = "fetch"
+KINDS: Final = (BACK_UP, WRITE_BACK, STORE, FETCH)
 
 
 class Op:

@@ -35,7 +35,13 @@ TREE_LOAD: Final = (
 # What SGLang's tree core in Rust needs for a request of this load, in us, hash, match and insert:
 # measured elsewhere with the same load, for orientation only.
 PEER_US: Final = {"hash": 21.0, "match": 5.5, "insert": 13.8}
-OF_BYTES: Final = ("copy", "ttft", "storage")  # elsewhere, since they need tensors
+OF_BYTES: Final = (
+    "copy",
+    "ttft",
+    "unique",
+    "storage",
+    "backlog",
+)  # elsewhere, since they need tensors
 _PAGE: Final = 64
 _LONG_TOKENS: Final = 131_072
 

@@ -56,6 +56,8 @@ class Cost:
         self.storage = storage_named(storage)
         self.kv_bytes_per_token = _kv_bytes_per_token(model, tp_size)  # of one rank (spec 1.6)
         self.page_bytes = self.kv_bytes_per_token * page_size
+        # In L3: what is the same on all ranks is there once.
+        self.stored_page_bytes = self.page_bytes * (1 if model.is_mla else tp_size)
         self.weight_bytes = ceil_div(model.params * model.weight_bytes, tp_size)
         self._set_compute()
         self._set_copies()

@@ -82,6 +82,14 @@ class ExtraConfig:
     max_size_bytes: int | None = None  # of memory and file
     backend: dict[str, Any] = field(default_factory=dict)  # of the backend and what is around it
 
+    def pages_max(self, page_bytes: int) -> int | None:
+        """How many pages of that size it may hold; None: no limit. Raises ConfigError below one."""
+        if self.max_size_bytes is None:
+            return None
+        pages = self.max_size_bytes // page_bytes
+        require(pages >= 1, "max_size of the storage backend is below one page")
+        return pages
+
 
 def read_extra_config(text: str | None, storage_backend: str | None) -> ExtraConfig:
     """Parse and check. Raises ConfigError, one line, naming the key or the place in the file."""

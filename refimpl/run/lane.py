@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from refimpl.messages import AnyEvent, BackUp, Probe, Store
 from refimpl.run.cost import Cost
@@ -19,15 +20,21 @@ from refimpl.run.store import SharedStore
 NEVER: Final = 1 << 64  # due time of an idle lane; later than any time a trace may name
 
 Job = TypeVar("Job", BackUp, Probe, Store)
+# How many pages a backend that is opened with that extra config holds; None: any number. Raises ConfigError.
+Capacity: TypeAlias = Callable[[str, str], int | None]
 
 
 @dataclass(slots=True)
 class Site:
-    """Where the lanes of one instance run. Opening a storage backend changes ``cost``."""
+    """Where the lanes of one instance run. Opening a storage backend changes ``cost``.
+
+    Without a ``capacity`` the store holds what it held before.
+    """
 
     cost: Cost
     store: SharedStore
     faults: Faults
+    capacity: Capacity | None = None
 
 
 class Lane(ABC):

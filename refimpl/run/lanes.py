@@ -35,7 +35,7 @@ from refimpl.messages import (
 from refimpl.run.cost import Cost
 from refimpl.run.device_lanes import BackUpLane, DeviceLane
 from refimpl.run.faults import Chances, Faults
-from refimpl.run.lane import NEVER, Lane, Site
+from refimpl.run.lane import NEVER, Capacity, Lane, Site
 from refimpl.run.storage_lanes import AdminLane, FetchLane, ProbeLane, StoreLane
 from refimpl.run.store import SharedStore
 
@@ -61,11 +61,16 @@ class LaneExecutor:
     """
 
     def __init__(
-        self, cost: Cost, store: SharedStore | None = None, faults: Faults | None = None
+        self,
+        cost: Cost,
+        store: SharedStore | None = None,
+        faults: Faults | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         if store is None:  # not `or`: an empty store is false
             store = SharedStore()
-        site = self._site = Site(cost, store, Faults(Chances()) if faults is None else faults)
+        faults = Faults(Chances()) if faults is None else faults
+        site = self._site = Site(cost, store, faults, capacity)
         self._device, self._down, self._probe = DeviceLane(site), BackUpLane(site), ProbeLane(site)
         self._read, self._write, self._admin = FetchLane(site), StoreLane(site), AdminLane(site)
         self._lanes: tuple[Lane, ...] = (

@@ -27,7 +27,8 @@ from refimpl.facts import (
     Skipped,
     Wrote,
 )
-from refimpl.messages import Fact, Reply, Step
+from refimpl.messages import Fact, Probe, Reply, Step
+from refimpl.run.account import Account
 from refimpl.workload.request import RequestSpec
 
 
@@ -49,6 +50,7 @@ class Row(msgspec.Struct):
     recomputed_tokens: int = 0  # after a retraction
     admitted: bool = False  # it got as far as hitting or computing something
     finish: str = ""
+    account: Account | None = None  # where somebody has asked for one
 
     @property
     def hit_tokens(self) -> int:
@@ -76,6 +78,7 @@ class Record:
         self._encode = msgspec.msgpack.Encoder().encode
         self.listener: Listener | None = None
         self.rows: dict[int, Row] = {}
+        self._accounts: dict[int, Account] = {}  # by rid, of those that are not admitted yet
         self.now_ns = 0
         self.counts: Counter[str] = Counter()  # of everything that is not about one request
         self.revoked: Counter[str] = Counter()  # prefetches by reason
@@ -118,6 +121,20 @@ class Record:
                 fold(fact, now)
             if self.listener is not None:
                 self.listener.see(now, instance, fact)
+        if self._accounts:
+            self._explain(step, now)
+
+    def explain(self, rid: int, account: Account) -> None:
+        """``account`` is kept of a request that was submitted, until it is admitted or over."""
+        self._accounts[rid] = self.rows[rid].account = account
+
+    def _explain(self, step: Step, now: int) -> None:
+        for rid, account in list(self._accounts.items()):
+            facts = [fact for fact in step.facts if getattr(fact, "rid", None) == rid]
+            probes = [each for each in step.commands if isinstance(each, Probe) and each.rid == rid]
+            account.take(facts, sum(len(probe.keys) for probe in probes), now)
+            if any(isinstance(fact, Admitted | Finished) for fact in facts):
+                del self._accounts[rid]
 
     @property
     def digest(self) -> str:

@@ -38,7 +38,7 @@ from refimpl.run.options import Options
 from refimpl.run.record import Listener, Record
 from refimpl.run.replay import CacheReplay
 from refimpl.run.store import SharedStore
-from refimpl.run.virtual_ranks import Lanes, VirtualRanks, figures_of, lanes_of
+from refimpl.run.virtual_ranks import L3, Lanes, VirtualRanks, figures_of, lanes_of
 from refimpl.run.world import Instance, World
 from refimpl.units import GB, PER_MILLION, scaled_decimal
 from refimpl.workload.family import shown
@@ -79,7 +79,9 @@ class Simulation:
         self.cost = self._cost(self.transfer)
         self.page_bytes = self.cost.page_bytes if page_bytes is None else page_bytes
         self.engine = self._engine(extra)
-        self._store_pages = self._capacity_pages(extra)
+        stored = self.cost.stored_page_bytes
+        self._stored_page_bytes = stored if page_bytes is None else page_bytes
+        self._store_pages = extra.pages_max(self._stored_page_bytes)
         self._router = self._routing()
         self.dispatch = self._dispatching()
         self._check_replay()
@@ -195,17 +197,6 @@ class Simulation:
         policy = options.hicache_storage_prefetch_policy
         return prefetch_of(config if policy is None else replace(config, policy=policy), extra)
 
-    def _capacity_pages(self, extra: ExtraConfig) -> int | None:
-        if extra.max_size_bytes is None:
-            return None
-        is_latent = self.cost.model.is_mla and self.page_bytes == self.cost.page_bytes
-        copies = (
-            1 if is_latent else self.options.tp_size
-        )  # what is the same on all ranks is there once
-        pages = extra.max_size_bytes // (self.page_bytes * copies)
-        require(pages >= 1, "max_size of the storage backend is below one page")
-        return pages
-
     def _routing(self) -> RouterConfig:
         count, policy = self.options.instances, self.options.router_policy
         require(
@@ -313,8 +304,12 @@ class Simulation:
 
     def lanes(self) -> list[Lanes]:
         """Fresh lanes of each data-parallel rank of each instance, over one L3."""
-        has_storage = bool(self.engine.storage_backend)
-        return lanes_of(self.cost, self._faults, self._store_pages, is_attached=has_storage)
+        l3 = L3(self._store_pages, self._pages_of, is_attached=bool(self.engine.storage_backend))
+        return lanes_of(self.cost, self._faults, l3)
+
+    def _pages_of(self, backend: str, extra_config: str) -> int | None:
+        """What L3 holds when that is attached; None: no limit. Raises ConfigError."""
+        return read_extra_config(extra_config or None, backend).pages_max(self._stored_page_bytes)
 
     def _replay(self, progress: Callable[[int], None] | None, listener: Listener | None) -> Record:
         record = Record()

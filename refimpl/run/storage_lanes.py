@@ -190,6 +190,7 @@ class AdminLane(Lane):
         super().__init__(site)
         self._command: OpenStorage | CloseStorage | EmptyStorage | None = None
         self._opened: Cost | None = None  # what opening succeeds with
+        self._pages_max: int | None = None  # of the store that is opened then
         self._error = ""
 
     def submit(self, command: OpenStorage | CloseStorage | EmptyStorage, now: int) -> None:
@@ -198,15 +199,18 @@ class AdminLane(Lane):
         self._command, self._opened, self._error = command, None, ""
         duration_ns = self.site.cost.close_ns
         if isinstance(command, OpenStorage):
-            duration_ns = self._prepare(command.backend)
+            duration_ns = self._prepare(command)
         self.occupy(now, duration_ns + self.site.faults.delay_ns())
 
-    def _prepare(self, backend: str) -> int:
+    def _prepare(self, command: OpenStorage) -> int:
+        site = self.site
         try:
-            self._opened = self.site.cost.with_storage(backend)
+            if site.capacity is not None:
+                self._pages_max = site.capacity(command.backend, command.extra_config)
+            self._opened = site.cost.with_storage(command.backend)
         except ConfigError as error:
             self._error = str(error)
-            return self.site.cost.open_ns
+            return site.cost.open_ns
         return self._opened.open_ns
 
     def finish(self) -> list[tuple[int, AnyEvent]]:
@@ -223,6 +227,8 @@ class AdminLane(Lane):
             self._error = "injected: the backend did not open"
         if not self._error and self._opened is not None:
             self.site.cost = self._opened
+            if self.site.capacity is not None:
+                self.site.store.limit(self._pages_max)
         return [(0, StorageOpened(self._error))]
 
 

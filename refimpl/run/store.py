@@ -36,6 +36,12 @@ class SharedStore:
         # In order of use, the oldest first; without a limit nobody asks for the order.
         self._keys: dict[PageKey, None] = {} if capacity_pages is None else OrderedDict()
 
+    def limit(self, capacity_pages: int | None) -> None:
+        """Hold so many pages from now on, None: any number; how cold each one is, is kept."""
+        self.capacity_pages = capacity_pages
+        self._keys = dict(self._keys) if capacity_pages is None else OrderedDict(self._keys)
+        self._drop_coldest()
+
     def __len__(self) -> int:
         return len(self._keys)
 
@@ -67,10 +73,12 @@ class SharedStore:
             self.puts_existing += len(present)
             self._use(present)
         self._keys.update(dict.fromkeys(keys))
-        if self.capacity_pages is not None:
-            while len(self._keys) > self.capacity_pages:
-                del self._keys[next(iter(self._keys))]
-                self.evicted += 1
+        self._drop_coldest()
+
+    def _drop_coldest(self) -> None:
+        while self.capacity_pages is not None and len(self._keys) > self.capacity_pages:
+            del self._keys[next(iter(self._keys))]
+            self.evicted += 1
 
     def _use(self, keys: Iterable[PageKey]) -> None:
         if isinstance(self._keys, OrderedDict):

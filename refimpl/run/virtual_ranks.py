@@ -30,6 +30,7 @@ from refimpl.messages import (
 )
 from refimpl.run.cost import Cost
 from refimpl.run.faults import Faults
+from refimpl.run.lane import Capacity
 from refimpl.run.lanes import LaneExecutor, LaneUse
 from refimpl.run.store import SharedStore
 from refimpl.units import NS_PER_S
@@ -241,25 +242,32 @@ class VirtualRanks:
 Lanes: TypeAlias = LaneExecutor | VirtualRanks
 
 
-def lanes_of(
-    cost: Cost, faults: Sequence[Faults], store_pages: int | None, *, is_attached: bool
-) -> list[Lanes]:
+@dataclass(frozen=True, slots=True)
+class L3:
+    """What lanes share: how many pages it holds at the start, and once something is attached."""
+
+    pages: int | None
+    capacity: Capacity | None
+    is_attached: bool
+
+
+def lanes_of(cost: Cost, faults: Sequence[Faults], l3: L3) -> list[Lanes]:
     """Fresh lanes of each instance, over one L3; lanes of each rank where faults make ranks differ.
 
     In L3 each rank has its part of every page, but for a latent cache, which rank 0 writes for all.
     """
     size, is_latent = cost.tp_size, cost.model.is_mla
-    stores = [SharedStore(store_pages) for _ in range(1 if is_latent else size)]
+    stores = [SharedStore(l3.pages) for _ in range(1 if is_latent else size)]
 
     def lanes(rank: int, own: Faults) -> LaneExecutor:
-        return LaneExecutor(cost, stores[rank % len(stores)], own.of_rank(rank))
+        return LaneExecutor(cost, stores[rank % len(stores)], own.of_rank(rank), l3.capacity)
 
     if size == 1 or not any(each.has_any for each in faults):
         return [lanes(0, own) for own in faults]
     return [
         VirtualRanks(
             [lanes(rank, own) for rank in range(size)],
-            is_attached=is_attached,
+            is_attached=l3.is_attached,
             writers=1 if is_latent else None,
         )
         for own in faults

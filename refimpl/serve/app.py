@@ -5,7 +5,9 @@ Called by: the command line, scenarios.
 
 from __future__ import annotations
 
+import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -34,6 +36,7 @@ _UNREADABLE = (
     "the body can't be read as JSON: it must be UTF-8, not nested hundreds of levels deep, with no"
     " number of thousands of digits"
 )
+STALLED_MS = 60_000  # a client that takes nothing for so long, or is out of reach, is dropped
 GRACE_S = 60  # for answers that are under way when the server is told to stop
 
 
@@ -87,15 +90,24 @@ def listening(host: str, port: int) -> socket.socket:
     """A socket that clients can connect to; port 0 is any free one. Raises ConfigError."""
     require(0 <= port <= PORT_MAX, f"--port {port} must be 0 to {PORT_MAX}")
     try:
-        return socket.create_server((host, port), backlog=BACKLOG)
+        listener = socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
         raise ConfigError(f"--host {host} --port {port}: {error}; choose another") from None
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux; its connections inherit it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
+    return listener
 
 
 def serve(app: FastAPI, listener: socket.socket) -> None:
-    """Serve until told to stop; answers under way are finished first."""
+    """Serve until told to stop; answers under way are finished first, and SIGTERM is no failure then."""
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_S)
-    uvicorn.Server(config).run(sockets=[listener])
+    # For before uvicorn catches it, and for the end, when uvicorn raises what it has caught again.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 async def _request_error(_: Request, error: Exception) -> JSONResponse:

@@ -22,12 +22,16 @@ DataParallelRank: TypeAlias = Annotated[int | None, Header(alias="X-Data-Paralle
 
 
 class Namespaced(BaseModel):
-    """Whose pages a request may share, how urgent it is, and which rank is to answer."""
+    """What a request is called, whose pages it may share, how urgent it is, which rank is to answer, and
+    whether it is told what became of its prompt.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
+    rid: Text | list[Text] | None = None
     extra_key: Text | None = None
     cache_salt: Text | None = None
+    explain: bool = False
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
     routed_dp_rank: int | None = Field(
         None, validation_alias=AliasChoices("routed_dp_rank", "data_parallel_rank")
@@ -74,4 +78,5 @@ class Choices(BaseModel):
             extra_key=whose.extra_key,
             cache_salt=whose.cache_salt,
             priority=whose.priority or 0,
+            explains=whose.explain,
         )

@@ -34,6 +34,7 @@ from refimpl.messages import (
     Submit,
 )
 from refimpl.model.choice import Logprob, Sampling
+from refimpl.run.account import Account
 from refimpl.run.live_loop import LiveLoop, Question, Stepped, WallExecutor
 from refimpl.run.record import Row
 from refimpl.storage.names import Namespace
@@ -66,6 +67,7 @@ class Asked:
     spec: RequestSpec
     sampling: Sampling
     is_followed: bool = False
+    explains: bool = False  # its row gets an account
     dp_rank: int | None = None  # the rank that is to answer; None: any
 
 
@@ -120,6 +122,7 @@ class Bridge:
         self.error: BaseException | None = None  # what stopped the engine
         self.after_turn: Callable[[], None] | None = None  # called on the engine's thread
         self._executor, self._watcher = executor, watcher
+        self._page_size = config.cache.page_size
         self._is_deaf = False  # the watcher has failed, which was logged
         self._last_token_ns: dict[int, int] = {}  # of followed answers, by rid
         self._loop = LiveLoop(self.engine, executor, self._replied, self._answered, self._stepped)
@@ -172,6 +175,13 @@ class Bridge:
     def abort(self, rid: int) -> None:
         """Nobody waits for ``rid`` any more; that it is over already does no harm."""
         self._executor.inbox.put(Abort(rid))
+
+    def abort_all(self) -> None:
+        """Nobody waits for anything any more."""
+        with self._lock:
+            rids = list(self._asked)
+        for rid in rids:
+            self.abort(rid)
 
     def change(self, event: Change) -> Future[Answer]:
         """Attach, detach, clear or flush; answered when it is done or refused."""
@@ -259,9 +269,16 @@ class Bridge:
         if isinstance(event, Submit):
             asked, _ = self._asked[event.rid]
             self._loop.record.submitted(asked.spec, 0, now)
+            if asked.explains:
+                self._open_account(asked.spec, now)
             self._executor.tell(event, asked.sampling, is_followed=asked.is_followed)
         elif isinstance(event, BatchDone):
             self._tell_tokens(event)
+
+    def _open_account(self, spec: RequestSpec, now: int) -> None:
+        has_storage = bool(self.engine.cache.host.generation)
+        account = Account(spec.prompt.length, self._page_size, now, has_storage=has_storage)
+        self._loop.record.explain(spec.rid, account)
 
     def _tell_tokens(self, done: BatchDone) -> None:
         """To those who do not follow their answer; the others have heard."""

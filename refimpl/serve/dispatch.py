@@ -55,6 +55,11 @@ class Dispatch:
             rank.bridge.stop()
 
     @property
+    def error(self) -> BaseException | None:
+        """What has stopped a rank, of the first that something stopped."""
+        return next((found for rank in self.ranks if (found := rank.bridge.error)), None)
+
+    @property
     def is_healthy(self) -> bool:
         """All ranks run.
 
@@ -98,6 +103,11 @@ class Dispatch:
     def abort(self, rid: int) -> None:
         """Nobody waits for ``rid`` any more; that it is over already does no harm."""
         self.ranks[self.rank_of(rid)].bridge.abort(rid)
+
+    def abort_all(self) -> None:
+        """Nobody waits for anything any more, whichever way it was asked."""
+        for rank in self.ranks:
+            rank.bridge.abort_all()
 
     def _next(self, named: int | None, keys: list[PageKey]) -> int | None:
         """The rank that the client names, else one of the policy's choice; None: stopped."""

@@ -5,14 +5,14 @@ Must not know: HTTP, engines. Called by: loads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from refimpl.serve.copy_times import Moved
-from refimpl.serve.load import Load
+from refimpl.serve.load import Load, TierLoad
 from refimpl.serve.metrics import Metrics
 from refimpl.units import NS_PER_S
 
@@ -32,6 +32,14 @@ _OF_A_LOAD: Final[dict[str, Callable[[Load], float]]] = {
     "cache_hit_rate": lambda load: load.last_hit_rate,
     "hicache_host_used_tokens": lambda load: load.host_used_tokens,
     "hicache_host_total_tokens": lambda load: load.host_total_tokens,
+}
+
+# What must add up when nothing runs, waits or is copied: free + cached = total, and no pins.
+_OF_A_TIER: Final[dict[str, tuple[str, Callable[[TierLoad], float]]]] = {
+    "free_tokens": ("nobody has them", lambda tier: tier.free_tokens),
+    "cached_tokens": ("kept for later requests or in use by one", lambda tier: tier.cached_tokens),
+    "total_tokens": ("room of the tier", lambda tier: tier.total_tokens),
+    "pins": ("by requests and copies under way, on pages", lambda tier: tier.pins),
 }
 
 
@@ -55,8 +63,15 @@ class Gauges(Collector):
             "tier",
         )
         yield self._gauge("hicache:prefetch_pages", "on their way", {"": self._load.prefetch_pages})
+        yield from self._tiers()
         yield from self._ratios()
         yield from self._copies()
+
+    def _tiers(self) -> Iterator[Metric]:
+        for name, (text, read) in _OF_A_TIER.items():
+            figures = {tier: read(load) for tier, load in self._load.tiers.items()}
+            yield self._gauge(f"hicache:tier_{name}", text, figures, "tier")
+        yield self._gauge("hicache:ops_in_flight", "copies between tiers", self._load.ops, "kind")
 
     def _ratios(self) -> Iterator[Metric]:
         """Since the start; counters say the same over any span."""
@@ -83,7 +98,7 @@ class Gauges(Collector):
             yield family
 
     def _gauge(
-        self, name: str, text: str, values: dict[str, float], label: str = ""
+        self, name: str, text: str, values: Mapping[str, float], label: str = ""
     ) -> GaugeMetricFamily:
         labels = [*self._metrics.labels, *([label] if label else [])]
         family = GaugeMetricFamily(name, text, labels=labels)

@@ -14,6 +14,7 @@ from typing import Final
 from refimpl.model.choice import Logprob
 from refimpl.model.tokenizer import Detokenizer, Tokenizer
 from refimpl.run.record import Row
+from refimpl.serve.backlog import Backlog
 from refimpl.serve.bridge import Asked, Ended, Tokens
 from refimpl.serve.dispatch import Dispatch
 from refimpl.serve.errors import RequestError
@@ -83,22 +84,16 @@ class Generation:
     def __init__(self, ranks: Dispatch, tokenizer: Tokenizer, asked: Asked, ending: Ending) -> None:
         self._ranks, self._tokenizer = ranks, tokenizer
         self.asked, self._ending = asked, ending
-        self._queue: asyncio.Queue[Tokens | Ended] = asyncio.Queue()
         self.rid = 0
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The answer piece by piece. Leaving early aborts it. Raises RequestError when it is refused."""
-        loop = asyncio.get_running_loop()
-        is_over = False
-
-        def heard(said: Tokens | Ended) -> None:
-            loop.call_soon_threadsafe(self._queue.put_nowait, said)
-
-        self.rid = self._ranks.submit(self.asked, heard)
+        backlog, is_over = Backlog(), False
+        self.rid = self._ranks.submit(self.asked, backlog.put)
         text = _StopText(Detokenizer(self._tokenizer), self._ending)
         try:
             while not is_over:
-                said = await self._queue.get()
+                said = await backlog.get()
                 is_over = isinstance(said, Ended)
                 piece = self._piece(said, text)
                 yield piece

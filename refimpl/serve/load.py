@@ -9,10 +9,21 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from refimpl.core.engine import Engine
-from refimpl.core.ops import BACK_UP, FETCH, STORE, WRITE_BACK
+from refimpl.core.ops import BACK_UP, FETCH, KINDS, STORE, WRITE_BACK
+from refimpl.core.slots import SlotPool
 from refimpl.serve.dispatch import DataRank
 from refimpl.serve.metrics import Metrics
 from refimpl.units import NS_PER_US
+
+
+@dataclass(frozen=True, slots=True)
+class TierLoad:
+    """Who has the tokens of a tier. When nothing runs, waits or is copied: free + cached = total, no pins."""
+
+    free_tokens: int
+    cached_tokens: int  # in the tree, whether somebody uses them or not
+    total_tokens: int
+    pins: int  # by requests and ops, each on a page that must stay with all before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,8 @@ class Load:
     backup_queue_pages: int  # on their way L1 -> L2
     write_queue_pages: int  # on their way L2 -> L3
     prefetch_pages: int  # on their way L3 -> L2
+    ops: dict[str, int]  # in flight, by kind
+    tiers: dict[str, TierLoad]  # device and host
 
     @property
     def usage(self) -> float:
@@ -50,8 +63,8 @@ def ask_load(rank: DataRank) -> Future[Load]:
 def load_of(engine: Engine, metrics: Metrics, now: int) -> Load:
     """The load at ``now`` ns of the engine's loop."""
     cache, page = engine.cache, metrics.page_size
-    device, host, ops = cache.device.pool, cache.host.pool, cache.ops
-    evictable = cache.tree.l1_resident - cache.tree.l1_protected
+    device, host, ops, tree = cache.device.pool, cache.host.pool, cache.ops, cache.tree
+    evictable = tree.l1_resident - tree.l1_protected
     return Load(
         running=engine.running,
         waiting=engine.waiting,
@@ -68,4 +81,15 @@ def load_of(engine: Engine, metrics: Metrics, now: int) -> Load:
         backup_queue_pages=ops.pages_of(BACK_UP) + ops.pages_of(WRITE_BACK),
         write_queue_pages=ops.pages_of(STORE),
         prefetch_pages=ops.pages_of(FETCH),
+        ops={kind: len(list(ops.of_kind(kind))) for kind in KINDS},
+        tiers={
+            "device": _tier_load(device, tree.l1_resident, tree.root.locks, page),
+            "host": _tier_load(host, tree.l2_resident, tree.root.l2_locks, page),
+        },
     )
+
+
+def _tier_load(pool: SlotPool, cached_pages: int, pins: int, page_size: int) -> TierLoad:
+    total = pool.capacity or 0
+    free = 0 if pool.capacity is None else pool.free
+    return TierLoad(free * page_size, cached_pages * page_size, total * page_size, pins)

@@ -1,4 +1,4 @@
-"""``/metrics`` and ``/v1/loads``: how busy the server is, and what it has done (spec 11).
+"""``/metrics`` and ``/v1/loads``: how busy the server is, what it has done and what it holds (spec 11).
 
 Must not know: what is counted. Called by: app.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Annotated, Any, Final
@@ -23,11 +24,13 @@ from refimpl.serve.gauges import Gauges
 from refimpl.serve.instruments import Merged
 from refimpl.serve.load import Load, ask_load
 from refimpl.serve.openapi import EXPOSITION, JSON_OR_EXPOSITION
+from refimpl.serve.process_metrics import process_registry
 from refimpl.serve.service import Service
 from refimpl.units import GB
 
 SECTIONS: Final = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
 ANSWER_S: Final = 5  # a batch is no reason to wait: the engine's thread never computes
+_PROCESS: Final = process_registry()
 
 
 def load_routes(service: Service) -> APIRouter:
@@ -83,7 +86,7 @@ async def _loads(service: Service, ranks: Sequence[int]) -> list[Load]:
 
 
 async def _exposition(service: Service, ranks: Sequence[int], *, counted: bool) -> bytes:
-    """Prometheus' text: gauges of these ranks, and what they counted."""
+    """Prometheus' text: gauges of these ranks, and what they and the process counted."""
     loads = await _loads(service, ranks)
     parts: list[Collector] = []
     for number, load in zip(ranks, loads, strict=True):
@@ -91,6 +94,7 @@ async def _exposition(service: Service, ranks: Sequence[int], *, counted: bool) 
         parts.append(Gauges(rank.metrics, load, rank.bridge.moved))
     if counted:
         parts += [service.ranks.ranks[number].metrics.registry for number in ranks]
+        parts.append(_PROCESS)
     registry = CollectorRegistry()
     registry.register(Merged(parts))
     return generate_latest(registry)
@@ -101,7 +105,7 @@ def _told(service: Service, rank: int, load: Load, sections: Sequence[str]) -> d
     every = "all" in sections
     return (
         _core(service, rank, load)
-        | ({"memory": _memory(service)} if every or "memory" in sections else {})
+        | ({"memory": _memory(service, load)} if every or "memory" in sections else {})
         | ({"queues": _queues(load)} if every or "queues" in sections else {})
     )
 
@@ -129,11 +133,13 @@ def _core(service: Service, rank: int, load: Load) -> dict[str, Any]:
     }
 
 
-def _memory(service: Service) -> dict[str, Any]:
+def _memory(service: Service, load: Load) -> dict[str, Any]:
     pages = service.engine.cache.l1_pages or 0
     return {
         "kv_cache_gb": round(pages * service.page_bytes / GB, 3),
         "token_capacity": pages * service.engine.cache.page_size,
+        "tiers": {name: asdict(tier) for name, tier in load.tiers.items()},
+        "ops_in_flight": load.ops,
     }
 
 

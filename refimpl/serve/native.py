@@ -6,11 +6,9 @@ Must not know: the engine. Called by: app.
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
-from uuid import uuid4
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
@@ -23,8 +21,8 @@ from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Finish, Generation, Whole, all_whole
 from refimpl.serve.limits import Text, check_answers
 from refimpl.serve.openapi import EMPTY, STREAMS
-from refimpl.serve.presence import Running, unless_gone
-from refimpl.serve.service import Service, Wish, cached_details
+from refimpl.serve.presence import begun, names_of, unless_gone
+from refimpl.serve.service import Given, Service, Wish, cached_details, is_batch
 from refimpl.serve.sse import merged, stream
 from refimpl.units import NS_PER_S
 
@@ -42,7 +40,6 @@ class GenerateBody(Namespaced):
     text: Text | list[Text] | None = None
     input_ids: list[Token] | list[list[Token]] | None = None
     sampling_params: SamplingParams | list[SamplingParams] | None = None
-    rid: Text | list[Text] | None = None
     stream: bool = False
     return_logprob: bool = False
     logprob_start_len: int = -1
@@ -80,7 +77,6 @@ class AbortBody(BaseModel):
 def native_routes(service: Service) -> APIRouter:
     """The routes, for one service."""
     router = APIRouter(tags=["SGLang"])
-    running = Running()
 
     @router.post("/generate", responses=STREAMS)
     @router.put("/generate", include_in_schema=False)
@@ -88,7 +84,8 @@ def native_routes(service: Service) -> APIRouter:
         body: GenerateBody, request: Request, dp_rank: DataParallelRank = None
     ) -> Any:
         rank = body.rank_with(dp_rank)
-        prompts, is_batch = _prompts(service, body)
+        given, param = _given(body)
+        prompts = service.prompts(given, param)
         wishes = [replace(body.wish(at), dp_rank=rank) for at in range(len(prompts))]
         check_answers(sum(wish.n for wish in wishes))
         asked = [
@@ -96,71 +93,53 @@ def native_routes(service: Service) -> APIRouter:
             for prompt, wish in zip(prompts, wishes, strict=True)
             for each in service.generations(prompt, wish)
         ]
-        named = dict(zip(_names(body.rid, len(asked)), asked, strict=True))
-        is_batch = is_batch or len(asked) > 1
+        named = dict(zip(names_of(body.rid, len(asked)), asked, strict=True))
+        in_a_list = is_batch(given) or len(asked) > 1
         if body.stream:
-            chunks = _chunks(service, body, running, named, is_batch=is_batch)
+            chunks = await begun(request, _chunks(service, body, named, in_a_list=in_a_list))
             return StreamingResponse(stream(chunks), media_type="text/event-stream")
-        with running.holding(named):
+        with service.running.holding(named):
             done = await unless_gone(request, all_whole(asked))
         answers = [_answer(service, body, name, one) for name, one in zip(named, done, strict=True)]
         return Response(
-            json.dumps(answers if is_batch else answers[0]), media_type="application/json"
+            json.dumps(answers if in_a_list else answers[0]), media_type="application/json"
         )
 
     @router.post("/abort_request", responses=EMPTY, response_class=Response)
     async def abort_request(body: AbortBody) -> Response:
-        for each in running.found(body.rid, all_of_them=body.abort_all):
+        if body.abort_all:
+            service.ranks.abort_all()
+        for each in service.running.found(body.rid):
             service.ranks.abort(each.rid)
         return Response()
 
     return router
 
 
-def _prompts(service: Service, body: GenerateBody) -> tuple[list[array[int]], bool]:
-    """The prompts in tokens, and whether a list was given."""
-    if (body.text is None) == (body.input_ids is None):
-        raise RequestError("give either text or input_ids")
-    given = body.text if body.input_ids is None else body.input_ids
-    assert given is not None
-    if not given:
-        raise RequestError("the prompt is empty: give it at least one token")
-    encode = service.encode
-    if isinstance(given, str):
-        return [service.check_tokens(encode(given))], False
-    if isinstance(given[0], int):
-        return [service.check_tokens(given)], False
-    return [
-        service.check_tokens(encode(each) if isinstance(each, str) else each) for each in given
-    ], True
-
-
-def _names(given: str | list[str] | None, count: int) -> list[str]:
-    if isinstance(given, list):
-        if len(given) != count or len(set(given)) != count:
-            raise RequestError(f"rid is a list of {len(given)}: give {count} different ones")
-        return given
-    if given and count == 1:
-        return [given]
-    return [f"{given or uuid4().hex}_{at}" if count > 1 else uuid4().hex for at in range(count)]
+def _given(body: GenerateBody) -> tuple[Given, str]:
+    """What was given as prompt, and as what."""
+    if body.text is not None and body.input_ids is None:
+        return body.text, "text"
+    if body.input_ids is not None and body.text is None:
+        return body.input_ids, "input_ids"
+    raise RequestError("give either text or input_ids")
 
 
 async def _chunks(
     service: Service,
     body: GenerateBody,
-    running: Running,
     asked: dict[str, Generation],
     *,
-    is_batch: bool,
-) -> AsyncIterator[str]:
+    in_a_list: bool,
+) -> AsyncGenerator[str, None]:
     """Cumulative text and tokens of each answer, as upstream streams them."""
     named, wholes = list(asked), dict[int, Whole]()
-    with running.holding(asked):
+    with service.running.holding(asked):
         async for at, piece in merged([each.pieces() for each in asked.values()]):
             whole = wholes.setdefault(at, Whole(piece.row, None))
             whole.add(piece)
             said = _answer(service, body, named[at], whole)
-            yield json.dumps(said | ({"index": at} if is_batch else {}))
+            yield json.dumps(said | ({"index": at} if in_a_list else {}))
 
 
 def _answer(service: Service, body: GenerateBody, name: str, so_far: Whole) -> dict[str, Any]:
@@ -175,6 +154,8 @@ def _answer(service: Service, body: GenerateBody, name: str, so_far: Whole) -> d
         "cached_tokens_details": cached_details(row, service.storage.backend),
         "weight_version": "default",
     }
+    if finish is not None and row.account is not None:
+        meta["explanation"] = row.account.told()
     if (rank := service.dp_rank_of(row.rid)) is not None:
         meta["dp_rank"] = rank
     if body.return_logprob:

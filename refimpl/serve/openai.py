@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -22,11 +21,11 @@ from refimpl.model.choice import TOP_LOGPROBS_MAX
 from refimpl.run.record import Row
 from refimpl.serve.bodies import Choices, DataParallelRank, Namespaced, Token
 from refimpl.serve.errors import RequestError
-from refimpl.serve.generation import Generation, Whole, all_whole
+from refimpl.serve.generation import Generation, Piece, Whole, all_whole
 from refimpl.serve.limits import Text, check_answers
 from refimpl.serve.logprobs import Told, chat_logprobs, completion_logprobs
 from refimpl.serve.openapi import JSON, STREAMS
-from refimpl.serve.presence import unless_gone
+from refimpl.serve.presence import begun, names_of, unless_gone
 from refimpl.serve.service import Service, Wish, cached_details
 from refimpl.serve.sse import merged, stream
 
@@ -120,15 +119,16 @@ def openai_routes(service: Service) -> APIRouter:
         body: CompletionBody, request: Request, dp_rank: DataParallelRank = None
     ) -> Any:
         service.check_name(body.model)
-        prompts = _prompts(service, body.prompt)
+        prompts = service.prompts(body.prompt, "prompt")
         wish = body.wish(dp_rank)
         check_answers(len(prompts) * wish.n)
         asked = [each for prompt in prompts for each in service.generations(prompt, wish)]
         answer = _Completions(service, body)
         if body.stream:
-            return StreamingResponse(stream(answer.chunks(asked)), media_type="text/event-stream")
+            chunks = await begun(request, answer.chunks(asked))
+            return StreamingResponse(stream(chunks), media_type="text/event-stream")
         echoes = [body.prompt if body.echo and isinstance(body.prompt, str) else ""] * len(asked)
-        return answer.whole(await unless_gone(request, all_whole(asked)), echoes)
+        return answer.whole(await answer.done(request, asked), echoes)
 
     @router.post("/v1/chat/completions", responses=STREAMS)
     async def chat_completions(
@@ -147,8 +147,9 @@ def openai_routes(service: Service) -> APIRouter:
         asked = service.generations(tokens, body.wish(room, dp_rank))
         answer = _Chat(service, body)
         if body.stream:
-            return StreamingResponse(stream(answer.chunks(asked)), media_type="text/event-stream")
-        return answer.whole(await unless_gone(request, all_whole(asked)), [""] * len(asked))
+            chunks = await begun(request, answer.chunks(asked))
+            return StreamingResponse(stream(chunks), media_type="text/event-stream")
+        return answer.whole(await answer.done(request, asked), [""] * len(asked))
 
     return router
 
@@ -165,19 +166,6 @@ def _model(service: Service) -> dict[str, Any]:
     }
 
 
-def _prompts(
-    service: Service, given: str | list[str] | list[int] | list[list[int]]
-) -> list[array[int]]:
-    encode = service.encode
-    if isinstance(given, str):
-        return [service.check_tokens(encode(given))]
-    if not given:
-        raise RequestError("the prompt is empty: give it at least one token", param="prompt")
-    if isinstance(given[0], int):
-        return [service.check_tokens(given)]
-    return [service.check_tokens(encode(each) if isinstance(each, str) else each) for each in given]
-
-
 class _Completions:
     """Answers in the shape of text completions."""
 
@@ -186,8 +174,10 @@ class _Completions:
     def __init__(self, service: Service, body: _Body) -> None:
         self._service, self._body = service, body
         self._tokenizer = service.model.tokenizer
+        own = body.rid if isinstance(body.rid, str) else None
+        self._name = own or f"{self.prefix}-{uuid4().hex}"
         self._frame = {
-            "id": f"{self.prefix}-{uuid4().hex}",
+            "id": self._name,
             "created": int(time.time()),
             "model": service.name,
         }
@@ -206,6 +196,16 @@ class _Completions:
         del index
         return []
 
+    def _named(self, asked: list[Generation]) -> dict[str, Generation]:
+        """What ``/abort_request`` finds the answers by."""
+        given = self._body.rid if isinstance(self._body.rid, list) else self._name
+        return dict(zip(names_of(given, len(asked)), asked, strict=True))
+
+    async def done(self, request: Request, asked: list[Generation]) -> list[Whole]:
+        """The answers, unless the client leaves before."""
+        with self._service.running.holding(self._named(asked)):
+            return await unless_gone(request, all_whole(asked))
+
     def whole(self, done: list[Whole], echoes: list[str]) -> Response:
         """All choices in one answer."""
         choices = [
@@ -218,33 +218,42 @@ class _Completions:
         answer = self._frame | {"object": self.kind, "choices": choices, "usage": usage}
         return Response(json.dumps(answer | self._extension(rows)), media_type="application/json")
 
-    async def chunks(self, asked: list[Generation]) -> AsyncIterator[str]:
+    async def chunks(self, asked: list[Generation]) -> AsyncGenerator[str, None]:
         """The choices as they come, then the usage if it is wanted."""
         rows: dict[int, Row] = {}
         completion, is_continuous = 0, self._body.streams_with("continuous_usage_stats")
-        for at in range(len(asked)):
-            for choice in self.opening(at):
-                yield self._chunk([choice])
-        async for at, piece in merged([each.pieces() for each in asked]):
-            rows[at] = piece.row
-            completion += len(piece.tokens)
-            finish = piece.finish.reason if piece.finish else None
-            if piece.text or piece.logprobs or finish:
-                told = piece.tokens, piece.logprobs
+        with self._service.running.holding(self._named(asked)):
+            async for at, piece in merged([each.pieces() for each in asked]):
+                for opening in [] if rows else self._openings(len(asked)):
+                    yield opening
+                rows[at] = piece.row
+                completion += len(piece.tokens)
                 usage = self._usage(list(rows.values()), completion) if is_continuous else None
-                yield self._chunk([self.delta(at, piece.text, finish, told)], usage)
+                if piece.text or piece.logprobs or piece.finish:
+                    yield self._piece(at, piece, usage)
         in_order = [rows[at] for at in sorted(rows)]
         if extension := self._extension(in_order):
             yield self._chunk([], extension=extension)
         if self._body.streams_with("include_usage"):
             yield self._chunk([], self._usage(in_order, completion))
 
+    def _openings(self, count: int) -> list[str]:
+        return [self._chunk([choice]) for at in range(count) for choice in self.opening(at)]
+
+    def _piece(self, at: int, piece: Piece, usage: dict[str, Any] | None) -> str:
+        finish = piece.finish.reason if piece.finish else None
+        told = piece.tokens, piece.logprobs
+        return self._chunk([self.delta(at, piece.text, finish, told)], usage)
+
     def _extension(self, rows: list[Row]) -> dict[str, Any]:
-        """Hits by tier where upstream has them, for clients that ask (spec 12.2)."""
-        if not self._body.return_cached_tokens_details:
-            return {}
-        details = cached_details(rows[0], self._service.storage.backend)
-        return {"sglext": {"cached_tokens_details": details}}
+        """Hits by tier where upstream has them, for clients that ask (spec 12.2); beside them, losses."""
+        told: dict[str, Any] = {}
+        if self._body.return_cached_tokens_details:
+            details = cached_details(rows[0], self._service.storage.backend)
+            told["cached_tokens_details"] = details
+        if rows[0].account is not None:
+            told["explanation"] = rows[0].account.told()
+        return {"sglext": told} if told else {}
 
     def _usage(self, rows: list[Row], completion: int) -> dict[str, Any]:
         """Tokens of all choices; a prompt counts once, however many answers were asked for."""

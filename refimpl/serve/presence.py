@@ -6,9 +6,10 @@ Must not know: the shapes of any API. Called by: routes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 from fastapi import Request
 
@@ -39,11 +40,21 @@ class Running:
             for name in named:
                 del self._by_name[name]
 
-    def found(self, name: str, *, all_of_them: bool = False) -> list[Generation]:
-        """The one of that name, if it is under way, or all."""
-        if all_of_them:
-            return list(self._by_name.values())
-        return [self._by_name[name]] if name in self._by_name else []
+    def found(self, name: str) -> list[Generation]:
+        """The one of that name, or all answers of the request of that name, as far as under way."""
+        if name in self._by_name:
+            return [self._by_name[name]]
+        return [each for own, each in self._by_name.items() if own.rpartition("_")[0] == name]
+
+
+def names_of(given: str | list[str] | None, count: int) -> list[str]:
+    """Names of ``count`` answers of a request. Raises RequestError for a list of another length."""
+    if isinstance(given, list):
+        if len(given) != count or len(set(given)) != count:
+            raise RequestError(f"rid is a list of {len(given)}: give {count} different ones")
+        return given
+    name = given or uuid4().hex
+    return [name] if count == 1 else [f"{name}_{at}" for at in range(count)]
 
 
 async def unless_gone(request: Request, answer: Coroutine[Any, Any, T]) -> T:
@@ -62,6 +73,23 @@ async def unless_gone(request: Request, answer: Coroutine[Any, Any, T]) -> T:
         for each in (task, leaving):
             each.cancel()
         await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+async def begun(request: Request, chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    """A stream whose first chunk is there. Raises RequestError when it is refused before."""
+
+    async def first_of() -> str:
+        return await anext(chunks)
+
+    first = await unless_gone(request, first_of())
+
+    async def from_first() -> AsyncGenerator[str, None]:
+        async with aclosing(chunks):
+            yield first
+            async for chunk in chunks:
+                yield chunk
+
+    return from_first()
 
 
 async def _left(request: Request) -> None:

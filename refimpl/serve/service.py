@@ -10,7 +10,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from refimpl.config import ConfigError, EngineConfig, PrefetchConfig
 from refimpl.keys import TokenPrompt
@@ -24,7 +24,10 @@ from refimpl.serve.fan_out import FanOut
 from refimpl.serve.generation import Ending, Generation
 from refimpl.serve.limits import well_formed
 from refimpl.serve.metrics import Metrics
+from refimpl.serve.presence import Running
 from refimpl.workload.request import RequestSpec
+
+Given: TypeAlias = str | list[str] | list[int] | list[list[int]]  # a prompt, or several
 
 TOKEN_LENGTH_MAX: Final = 256  # characters; longer than the longest token of any vocabulary in use
 
@@ -48,6 +51,7 @@ class Wish:
     dp_rank: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    explains: bool = False
     is_followed: bool = False  # tokens are wanted one by one
 
 
@@ -86,6 +90,7 @@ class Service:
     prefetch: PrefetchConfig
     page_bytes: int  # of all tensor-parallel ranks together
     storage: Storage = field(default_factory=Storage)
+    running: Running = field(default_factory=Running)
     started: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -155,6 +160,16 @@ class Service:
             )
         return array("I", tokens)
 
+    def prompts(self, given: Given, param: str) -> list[array[int]]:
+        """The tokens of one prompt or of several, given as text or tokens. Raises RequestError."""
+        if not given:
+            raise RequestError("the prompt is empty: give it at least one token", param=param)
+        several: Sequence[Any] = given if is_batch(given) else [given]
+        return [
+            self.check_tokens(self.encode(each) if isinstance(each, str) else each)
+            for each in several
+        ]
+
     def generations(self, tokens: array[int], wish: Wish) -> list[Generation]:
         """One for each of the ``n`` answers that are asked for. Raises RequestError."""
         return [
@@ -197,7 +212,12 @@ class Service:
             priority=wish.priority,
         )
         is_followed = wish.is_followed or wish.logprobs or bool(wish.ending.stops)
-        return Asked(spec, sampling, is_followed, wish.dp_rank)
+        return Asked(spec, sampling, is_followed, wish.explains, wish.dp_rank)
+
+
+def is_batch(given: Given) -> bool:
+    """Are these several prompts?"""
+    return not isinstance(given, str) and not isinstance(given[0], int)
 
 
 def cached_details(row: Row, storage: str | None) -> dict[str, Any] | None:

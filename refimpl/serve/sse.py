@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Final
 
 from refimpl.serve.errors import RequestError
 from refimpl.serve.generation import Piece
 
-DONE = "data: [DONE]\n\n"
+DONE: Final = "data: [DONE]\n\n"
+PIECES_MAX: Final = 16  # that wait for a client, of all its answers together
 
 
 async def stream(chunks: AsyncIterator[str]) -> AsyncIterator[str]:
@@ -26,26 +29,29 @@ async def stream(chunks: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 async def merged(
-    sources: Sequence[AsyncIterator[Piece]],
-) -> AsyncIterator[tuple[int, Piece]]:
-    """Pieces of all sources as they come, each with its number. Leaving early ends all of them."""
-    queue: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue()
+    sources: Sequence[AsyncGenerator[Piece, None]],
+) -> AsyncGenerator[tuple[int, Piece], None]:
+    """Pieces of all sources as they come, each with its number. Leaving early ends all of them.
 
-    async def forward(number: int, source: AsyncIterator[Piece]) -> None:
+    No source is asked for more while nobody takes what is there.
+    """
+    queue: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue(PIECES_MAX)
+
+    async def forward(number: int, source: AsyncGenerator[Piece, None]) -> None:
         try:
-            async for piece in source:
-                queue.put_nowait((number, piece))
-            queue.put_nowait((number, None))
-        except BaseException as error:
-            queue.put_nowait((number, error))
-            raise
+            async with aclosing(source):
+                async for piece in source:
+                    await queue.put((number, piece))
+            await queue.put((number, None))
+        except Exception as error:
+            await queue.put((number, error))
 
     tasks = [asyncio.create_task(forward(at, source)) for at, source in enumerate(sources)]
     try:
         open_sources = len(tasks)
         while open_sources:
             number, said = await queue.get()
-            if isinstance(said, BaseException):
+            if isinstance(said, Exception):
                 raise said
             if said is None:
                 open_sources -= 1

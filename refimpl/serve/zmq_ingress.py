@@ -253,6 +253,7 @@ class ZmqIngress:
             max(row.end_ns - row.arrival_ns, 0) / 1e9,
             max(row.ttft_ns, 0) / 1e9,
             self._service.dp_rank_of(row.rid),
+            None if row.account is None else row.account.told(),
         )
 
     def _forget(self, answer: _Answer) -> None:

@@ -48,6 +48,7 @@ class Generate(msgspec.Struct, frozen=True, tag_field=_TYPE, tag="generate"):
     cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-_I32, lt=_I32)] | None = None
     routed_dp_rank: int | None = None
+    explain: bool = False
     api_key: str | None = None
 
     def tokens(self) -> Sequence[int]:
@@ -84,6 +85,7 @@ class Generate(msgspec.Struct, frozen=True, tag_field=_TYPE, tag="generate"):
             cache_salt=self.cache_salt,
             priority=self.priority or 0,
             dp_rank=self.routed_dp_rank,
+            explains=self.explain,
             is_followed=self.stream,
         )
 
@@ -123,6 +125,7 @@ class End(msgspec.Struct, frozen=True, tag_field=_TYPE, tag="end", omit_defaults
     e2e_latency: float
     first_token_latency: float
     dp_rank: int | None = None  # where there are several
+    explanation: dict[str, Any] | None = None  # where it was asked for
 
 
 class Error(msgspec.Struct, frozen=True, tag_field=_TYPE, tag="error", omit_defaults=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
@@ -14,7 +13,7 @@ import uvicorn
 
 from refimpl.run.options import Options
 from refimpl.serve.admin import Keys
-from refimpl.serve.app import Companion, build_app
+from refimpl.serve.app import Companion, build_app, listening
 from refimpl.serve.service import Service
 from refimpl.serve.start_null import start_null_service
 
@@ -63,7 +62,7 @@ def _running(
     service: Service, keys: Keys | None, companions: Companions
 ) -> Iterator[tuple[str, Service]]:
     app = build_app(service, keys or OPEN, companions(service))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with listening("127.0.0.1", 0) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn")
         thread.start()

@@ -140,3 +140,15 @@ def test_ranks_take_back_an_attach_unless_the_flag_says_no(
     (service,) = served
     assert len(service.ranks) == 3
     assert service.changes.rolls_back is rolls_back
+
+
+def test_a_server_whose_engine_has_failed_ends_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(service: Service, _: object) -> None:
+        service.ranks.ranks[1].bridge.error = OSError("gone")
+
+    monkeypatch.setattr("refimpl.serve.app.build_app", lambda service, *_: service)
+    monkeypatch.setattr("refimpl.serve.app.serve", fail)
+    said = CommandLine(monkeypatch, capsys)("serve", "--hands", "none", "--port", "0", "--dp", "2")
+    assert said.code == 1

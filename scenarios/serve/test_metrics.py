@@ -6,6 +6,9 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
 
 import pytest
 
@@ -186,6 +189,66 @@ def test_loads_tell_requests_and_memory(client: httpx.Client) -> None:
     assert "queues" in client.get("/v1/loads?include=all").json()["loads"][0]
 
 
+def tier(found: dict[str, float], name: str) -> tuple[float, ...]:
+    """Tokens that are free, cached and there at all, and pins."""
+    kinds = ("free_tokens", "cached_tokens", "total_tokens", "pins")
+    return tuple(found[f"hicache:tier_{kind} {name}"] for kind in kinds)
+
+
+def test_each_tier_is_free_or_cached_at_rest_and_a_request_that_runs_is_seen_to_hold_some() -> None:
+    with serving_null(OPTIONS) as (url, service), httpx.Client(base_url=url) as client:
+        generate(client, prompt(0))
+        assert client.post("/flush_cache?timeout=30").status_code == 200
+        assert tier(samples(client), "device") == (4096, 0, 4096, 0)
+        generate(client, prompt(0))
+        (asked,) = service.generations(
+            service.check_tokens(prompt(0)), Wish(1000, is_followed=True)
+        )
+        begun = Event()
+        rid = service.bridge.submit(asked.asked, lambda _: begun.set())
+        assert begun.wait(30)
+        busy = samples(client)
+        service.bridge.abort(rid)
+        wait_for_rest(client)
+        rest = samples(client)
+    free, cached, total, pins = tier(busy, "device")
+    assert free + cached < total == 4096  # the page that its answer goes to is in no tree yet
+    assert pins == 1
+    assert tier(rest, "device") == (4096 - 10 * PAGE, 10 * PAGE, 4096, 0)
+    assert tier(rest, "host") == (8192 - 10 * PAGE, 10 * PAGE, 8192, 0)
+    kinds = ("back_up", "write_back", "store", "fetch")
+    assert [rest[f"hicache:ops_in_flight {kind}"] for kind in kinds] == [0] * 4
+
+
+def wait_for_rest(client: httpx.Client) -> None:
+    """Until nothing runs, waits or is copied, as loads tell it."""
+    end = monotonic() + 30
+    while True:
+        told = client.get("/v1/loads?include=memory").json()["loads"][0]
+        counts = [told["num_running_reqs"], told["num_waiting_reqs"]]
+        if not any([*counts, *told["memory"]["ops_in_flight"].values()]):
+            assert told["memory"]["tiers"]["device"]["pins"] == 0
+            return
+        assert monotonic() < end, told
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="processes are read from /proc")
+def test_the_process_is_told_of_under_its_usual_names(client: httpx.Client) -> None:
+    before = samples(client)
+    assert before["process_resident_memory_bytes"] > 1 << 20
+    assert before["process_open_fds"] > 3
+    assert before["process_start_time_seconds"] > 0
+    assert before["python_gc_collections_total 2"] >= 0
+    end = Event()
+    more = [Thread(target=end.wait) for _ in range(5)]
+    for thread in more:
+        thread.start()
+    assert samples(client)["process_threads"] == before["process_threads"] + 5
+    end.set()
+    for thread in more:
+        thread.join()
+
+
 @pytest.mark.parametrize("query", ["include=everything", "format=xml", "dp_rank=3"])
 def test_loads_refuse_what_they_do_not_know(client: httpx.Client, query: str) -> None:
     answer = client.get(f"/v1/loads?{query}")
@@ -198,6 +261,8 @@ def test_the_dashboard_uses_only_metrics_that_exist(client: httpx.Client) -> Non
     known = {sample.name for family in families for sample in family.samples}
     dashboard = json.loads((ROOT / "dashboards" / "hicache.json").read_text(encoding="utf-8"))
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    named = {name for text in asked for name in re.findall(r"(?:sglang|hicache):\w+", text)}
+    named = {
+        name for text in asked for name in re.findall(r"(?:sglang:|hicache:|process_)\w+", text)
+    }
     assert len(named) > 15
     assert not named - known

@@ -137,6 +137,32 @@ def test_storage_is_attached_and_detached(client: httpx.Client) -> None:
     assert client.get(path).json()["hicache_storage_backend"] == "mooncake"
 
 
+def attach(client: httpx.Client, max_size: int) -> httpx.Response:
+    extra = json.dumps({"prefetch_threshold": 16, "max_size": max_size})
+    asked = {
+        "hicache_storage_backend": "memory",
+        "hicache_storage_backend_extra_config_json": extra,
+        "drain": "queue",
+    }
+    return client.put("/hicache/storage-backend", json=asked)
+
+
+def test_an_attached_store_keeps_no_more_pages_than_its_max_size() -> None:
+    options = replace(
+        OPTIONS, hicache_storage_backend=None, hicache_storage_backend_extra_config=None
+    )
+    with serving_null(options) as (url, service), httpx.Client(base_url=url, timeout=60) as client:
+        refused = attach(client, service.page_bytes - 1)
+        assert (refused.status_code, "max_size" in refused.text) == (400, True)
+        assert attach(client, 20 * service.page_bytes).status_code == 200
+        for number in range(5):
+            ask(client, number)
+        assert client.post("/flush_cache?timeout=30").status_code == 200
+        newest, oldest = (ask(client, number)["meta_info"] for number in (4, 0))
+    assert newest["cached_tokens_details"]["storage"] == 12 * 16
+    assert newest["cached_tokens"] > oldest["cached_tokens"] == 0
+
+
 def test_a_request_takes_the_time_the_cost_model_says() -> None:
     options = replace(OPTIONS, hardware="a100", model="llama-3.1-70b", tp_size=4)
     with serving_null(options) as (url, service), httpx.Client(base_url=url) as client:

@@ -1,239 +1,188 @@
-"""Mixed load with aborts, disconnects, attaches, flushes and nonsense: at the end nothing is left over.
+"""A server in a process of its own under mixed load: at rest it holds nothing, and its memory stays flat.
 
-``SOAK_S`` says for how many seconds, ``pytest -m slow scenarios/serve/test_soak.py``.
+``SOAK_S`` says for how many seconds a model is kept busy: ``pytest -m slow scenarios/serve/test_soak.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
-import threading
+import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="a server needs a model: pip install -e '.[torch]'")
-pytest.importorskip("numba", reason="io backend kernel needs numba")
 pytest.importorskip("fastapi", reason="the server is not installed: pip install -e '.[serve]'")
 
 import httpx
+import zmq.asyncio
 
-from refimpl.core.check import check_quiescent
-from refimpl.serve.service import Service
 from refimpl.units import Random
-from scenarios.serve.served import OPTIONS, serving, serving_null
+from scenarios.serve.mixed_load import ANSWER_S, Load, flood, spend
+from scenarios.serve.observed import (
+    Sample,
+    bytes_a_request,
+    check_nothing_is_held,
+    more_than,
+    moving,
+    sample_of,
+    without,
+)
+from scenarios.serve.server_process import SERVER, server_process
 
-SOAK_S = float(os.environ.get("SOAK_S", "20"))
+SOAK_S = float(os.environ.get("SOAK_S", "600"))
+NULL_SOAK_S = SOAK_S / 5
 CLIENTS = 8
-SAMPLES = 20  # of memory, over the run
-# Coarse: between the thirds of ten minutes it finds what loses some 3 KB an act or more, at 40 acts a second.
-# Clients live in this process too; what is left of requests is looked for by name, not by memory.
-GROWTH_BYTES = 24 << 20
+ROUNDS_MIN = 6
+# A quarter of what leaky_server.py keeps; up to 250 are seen while the pools of allocators fill up.
+GROWTH_BYTES = 512
+FLAGS = (
+    *("--page-size", "16", "--max-total-tokens", "2048", "--max-queued-requests", "64"),
+    *("--enable-hierarchical-cache", "--hicache-ratio", "4"),
+)
+NULL = ("--hands", "none", *FLAGS)
+MODEL = ("--model-path", "tiny-gqa", "--arithmetic", "reference", *FLAGS)
+LEAKY = (sys.executable, "-m", "scenarios.serve.leaky_server")
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(SOAK_S + 180)]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="memory is read from /proc"),
+]
 
-Client = httpx.AsyncClient
-Act = Callable[["Load", Client, Random], Awaitable[None]]
+
+@dataclass(frozen=True)
+class Round:
+    """What a server does between two looks at it: acts of all kinds, then many that cost little."""
+
+    acts: int
+    floods: int
+
+
+SHORT = Round(acts=50, floods=900)
 
 
 @dataclass
-class Load:
-    """What clients have done, and what came of it."""
+class Soaked:
+    """A soak so far: its load, and a sample after each round, L3 detached."""
 
-    folder: Path
-    statuses: Counter[str] = field(default_factory=Counter)
+    load: Load
+    samples: list[Sample] = field(default_factory=list)
 
-    def note(self, what: str, answer: httpx.Response, *allowed: int) -> None:
-        self.statuses[f"{what} {answer.status_code}"] += 1
-        assert answer.status_code in allowed, f"{what}: {answer.status_code} {answer.text[:300]}"
+    @property
+    def early(self) -> list[Sample]:
+        """The first half."""
+        return self.samples[: len(self.samples) // 2]
 
+    @property
+    def late(self) -> list[Sample]:
+        """The second half, when all has been met and each buffer has had its largest content."""
+        return self.samples[len(self.samples) // 2 :]
 
-def prompt(random: Random) -> list[int]:
-    """One of a few beginnings, and an end of its own."""
-    begin = random.below(12)
-    body = [(begin * 37 + at) % 250 for at in range(16 * (1 + random.below(12)))]
-    return body + [random.below(250) for _ in range(1 + random.below(20))]
-
-
-def body(random: Random, tokens: int = 24) -> dict[str, Any]:
-    params = {
-        "max_new_tokens": 1 + random.below(tokens),
-        "temperature": random.below(2),
-        "ignore_eos": True,
-    }
-    return {"input_ids": prompt(random), "sampling_params": params}
+    def __str__(self) -> str:
+        told = ", ".join(
+            f"{each.requests}: {each.resident_bytes / (1 << 20):.2f}" for each in self.samples
+        )
+        slope = bytes_a_request(self.late)
+        return f"{slope:.0f} bytes a request, MB by requests: {told}, {dict(self.load.outcomes)}"
 
 
-async def whole(load: Load, client: Client, random: Random) -> None:
-    load.note("whole", await client.post("/generate", json=body(random)), 200, 503)
+def client_of(load: Load) -> httpx.AsyncClient:
+    """Without certificates, which take longer to load than most requests."""
+    return httpx.AsyncClient(base_url=load.url, timeout=ANSWER_S, verify=False)
 
 
-async def batch(load: Load, client: Client, random: Random) -> None:
-    asked = {
-        "input_ids": [prompt(random) for _ in range(3)],
-        "sampling_params": {"max_new_tokens": 4, "n": 2},
-    }
-    load.note("batch", await client.post("/generate", json=asked), 200, 503)
+async def one_round(soaked: Soaked, each: Round) -> None:
+    """With clients of its own, so that no connection is left, then a look at the server at rest."""
+    load, seed = soaked.load, 1000 * len(soaked.samples)
+    clients = [client_of(load) for _ in range(CLIENTS)]
+    await spend(load, clients, seed, each.acts)
+    await flood(load, Random(seed), each.floods)
+    await asyncio.gather(*(client.aclose() for client in clients))
+    async with client_of(load) as client:
+        detached = await client.delete("/hicache/storage-backend?drain=queue")
+        assert detached.status_code == 200, detached.text
+        metrics = await without(client, moving)
+        check_nothing_is_held(metrics)
+        soaked.samples.append(sample_of(metrics))
 
 
-async def chat(load: Load, client: Client, random: Random) -> None:
-    asked = {
-        "messages": [{"role": "user", "content": "tell me more " * (1 + random.below(20))}],
-        "max_tokens": 8,
-        "n": 1 + random.below(3),
-        "stop": ["zz"],
-    }
-    load.note("chat", await client.post("/v1/chat/completions", json=asked), 200, 503)
+async def soak(load: Load, each: Round, seconds: float) -> Soaked:
+    """Rounds until the time is over and there are enough; then as few threads and sockets as ever."""
+    soaked, end = Soaked(load), monotonic() + seconds
+    while len(soaked.samples) < ROUNDS_MIN or monotonic() < end:
+        await one_round(soaked, each)
+    fewest = min(soaked.early, key=lambda sample: (sample.threads, sample.descriptors))
+    async with client_of(load) as client:
+        await without(client, partial(more_than, fewest))
+    return soaked
 
 
-async def stream(load: Load, client: Client, random: Random) -> None:
-    """To its end, or not; quickly, or not."""
-    leaves, pause_s = random.below(3) == 0, random.below(3) * 0.002
-    async with client.stream("POST", "/generate", json=body(random) | {"stream": True}) as answer:
-        assert answer.status_code == 200
-        events = 0
-        async for line in answer.aiter_lines():
-            events += line.startswith("data: {")
-            await asyncio.sleep(pause_s)
-            if leaves and events > 2:
-                load.statuses["stream left"] += 1
-                return
-    load.statuses["stream read"] += 1
+def soaked_server(
+    folder: Path, each: Round, *flags: str, seconds: float = 0, launch: Sequence[str] = SERVER
+) -> Soaked:
+    """A server that was kept busy, was at rest after each round, and has ended as it should."""
+    with server_process(folder / "log", *flags, launch=launch) as server:
+        with zmq.asyncio.Context() as context:
+            load = Load(server.url, server.zmq_endpoint, folder / "pages", context)
+            soaked = asyncio.run(soak(load, each, seconds))
+        assert server.stop() == 0
+    print(f"\n{soaked}")
+    assert "Traceback" not in server.log.read_text(encoding="utf-8")
+    return soaked
 
 
-async def gives_up(load: Load, client: Client, random: Random) -> None:
-    try:
-        await client.post("/generate", json=body(random, 400), timeout=0.05)
-        load.statuses["waited for"] += 1
-    except httpx.TimeoutException:
-        load.statuses["given up"] += 1
+def check_all_kinds_happened(outcomes: Counter[str]) -> None:
+    """A soak in which nobody leaves or attaches proves nothing of it."""
+    for kind in ("stream left", "given up", "aborted 200", "zmq left", "zmq abort", "attach 200"):
+        assert outcomes[kind], f"no {kind!r} among {dict(outcomes)}"
 
 
-async def aborted(load: Load, client: Client, random: Random) -> None:
-    rid = f"abort-{random.below(1 << 30)}"
-    asked = asyncio.ensure_future(client.post("/generate", json=body(random, 300) | {"rid": rid}))
-    await asyncio.sleep(random.below(20) / 1000)
-    load.note("abort", await client.post("/abort_request", json={"rid": rid}), 200)
-    load.note("aborted", await asked, 200, 503)
+def test_memory_stays_flat_and_a_server_at_rest_holds_nothing(tmp_path: Path) -> None:
+    soaked = soaked_server(tmp_path, SHORT, *NULL)
+    assert bytes_a_request(soaked.late) < GROWTH_BYTES, soaked
 
 
-async def nonsense(load: Load, client: Client, random: Random) -> None:
-    bad: list[tuple[str, bytes]] = [
-        ("/generate", b"{"),
-        ("/generate", b'{"text": "\xff"}'),
-        ("/generate", json.dumps({"input_ids": [1 << 40]}).encode()),
-        ("/v1/completions", b'{"prompt": "a", "max_tokens": -1}'),
-        ("/v1/chat/completions", b'{"messages": [{"role": 1}]}'),
-        ("/hicache/storage-backend", b"[]"),
-    ]
-    path, raw = bad[random.below(len(bad))]
-    header = {"content-type": "application/json"}
-    method = "PUT" if path.startswith("/hicache") else "POST"
-    answer = await client.request(method, path, content=raw, headers=header)
-    load.note("nonsense", answer, 400, 422)
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_server_that_keeps_2_kb_of_each_request_is_found(tmp_path: Path) -> None:
+    soaked = soaked_server(tmp_path, SHORT, *NULL, launch=LEAKY)
+    assert bytes_a_request(soaked.late) > 2 * GROWTH_BYTES, soaked
 
 
-async def change(load: Load, client: Client, random: Random) -> None:
-    path = "/hicache/storage-backend"
-    if random.below(2):
-        load.note("detach", await client.delete(f"{path}?drain=queue"), 200, 400)
-        return
-    # Bounded, as the index that the backend keeps of its files would grow with them.
-    extra = {
-        "file_storage_path": str(load.folder),
-        "prefetch_threshold": 16,
-        "max_size": "4mb",
-    }
-    asked = {
-        "hicache_storage_backend": "file",
-        "hicache_storage_backend_extra_config_json": json.dumps(extra),
-        "hicache_storage_prefetch_policy": ("best_effort", "wait_complete")[random.below(2)],
-        "drain": "queue",
-    }
-    load.note("attach", await client.put(path, json=asked), 200, 400)
+@pytest.mark.slow
+@pytest.mark.timeout(NULL_SOAK_S + 180)
+def test_a_server_without_a_model_stands_a_long_soak(tmp_path: Path) -> None:
+    soaked = soaked_server(tmp_path, Round(400, 2000), *NULL, seconds=NULL_SOAK_S)
+    assert bytes_a_request(soaked.late) < GROWTH_BYTES, soaked
+    check_all_kinds_happened(soaked.load.outcomes)
 
 
-async def looks(load: Load, client: Client, random: Random) -> None:
-    paths = ("/metrics", "/v1/loads?include=all", "/server_info", "/health", "/flush_cache")
-    path = paths[random.below(len(paths))]
-    load.note(path, await client.get(path), 200, 400)
+@pytest.mark.slow
+@pytest.mark.timeout(SOAK_S + 240)
+def test_a_server_with_a_model_stands_ten_minutes_of_mixed_load(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="a model needs torch: pip install -e '.[torch]'")
+    pytest.importorskip("numba", reason="io backend kernel needs numba")
+    soaked = soaked_server(tmp_path, Round(400, 400), *MODEL, seconds=SOAK_S)
+    assert bytes_a_request(soaked.late) < GROWTH_BYTES, soaked
+    check_all_kinds_happened(soaked.load.outcomes)
 
 
-ACTS: tuple[Act, ...] = (whole, whole, batch, chat, stream, stream, gives_up, aborted, nonsense)
-RARE: tuple[Act, ...] = (change, looks, looks)
-
-
-async def client_of(load: Load, url: str, seed: int, end: float) -> None:
-    random = Random(seed)
-    async with Client(base_url=url, timeout=120) as client:
-        while monotonic() < end:
-            acts = RARE if random.below(30) == 0 else ACTS
-            await acts[random.below(len(acts))](load, client, random)
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-async def memory_of(end: float) -> list[int]:
-    found = []
-    while monotonic() < end:
-        await asyncio.sleep(max(SOAK_S / SAMPLES, 0.1))
-        gc.collect()
-        found.append(resident_bytes())
-    return found
-
-
-def soak(url: str, load: Load) -> list[int]:
-    """Memory over the run, from when everything has been met once."""
-
-    async def everybody() -> list[int]:
-        end = monotonic() + SOAK_S
-        clients = [client_of(load, url, seed, end) for seed in range(CLIENTS)]
-        memory, *_ = await asyncio.gather(memory_of(end), *clients)
-        async with Client(base_url=url, timeout=120) as client:
-            await client.delete("/hicache/storage-backend?drain=queue")
-            load.note("the last flush", await client.post("/flush_cache?timeout=60"), 200)
-        return memory
-
-    return asyncio.run(everybody())
-
-
-def check_nothing_is_left(service: Service) -> None:
-    bridge, metrics = service.bridge, service.metrics
-    check_quiescent(bridge.engine)
-    assert not bridge._asked
-    assert not bridge._changes
-    assert not bridge._last_token_ns
-    assert not bridge._loop.record.rows
-    assert not metrics._arrived
-    assert not metrics._uncached
-    assert not metrics.copies._open
-
-
-@pytest.mark.parametrize("kind", ["model", "null"])
-def test_nothing_is_left_of_mixed_load(kind: str, tmp_path: Path) -> None:
-    load = Load(tmp_path)
-    threads = threading.active_count()
-    options = replace(OPTIONS, max_total_tokens=2048, max_queued_requests=64)
-    with (serving if kind == "model" else serving_null)(options) as (url, service):
-        memory = soak(url, load)
-        assert service.bridge.is_healthy
-    check_nothing_is_left(service)
-    assert threading.active_count() == threads
-    third = len(memory) // 3
-    early, late = sorted(memory[third : 2 * third]), sorted(memory[2 * third :])
-    growth = late[len(late) // 2] - early[len(early) // 2]
-    requests = sum(load.statuses.values())
-    megabytes = [each >> 20 for each in memory]
-    print(f"\n{kind}: {requests} acts in {SOAK_S:g} s, MB {megabytes}, {dict(load.statuses)}")
-    assert growth < GROWTH_BYTES, f"MB over the run: {megabytes}"
-    assert load.statuses["given up"] + load.statuses["stream left"] > 0
-    assert load.statuses["attach 200"] + load.statuses["detach 200"] > 0
+def test_a_server_that_is_told_to_end_finishes_its_answers_and_exits_with_0(tmp_path: Path) -> None:
+    asked = {"input_ids": [1, 2, 3], "stream": True}
+    asked |= {"sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+    with server_process(tmp_path / "log", *NULL) as server:
+        with httpx.stream("POST", f"{server.url}/generate", json=asked, timeout=ANSWER_S) as answer:
+            events = (line[6:] for line in answer.iter_lines() if line.startswith("data: {"))
+            first = json.loads(next(events))
+            server.process.terminate()
+            *_, last = map(json.loads, events)
+        assert server.stop() == 0
+    assert first["meta_info"]["finish_reason"] is None
+    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 200}
+    assert last["meta_info"]["completion_tokens"] == 200

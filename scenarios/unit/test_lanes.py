@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refimpl.config import Transfer
+from refimpl.config import Transfer, require
 from refimpl.messages import (
     BackedUp,
     BackUp,
@@ -362,6 +362,35 @@ def test_a_backend_that_does_not_open_changes_nothing(
     assert isinstance(opened, StorageOpened)
     assert error in opened.error
     assert lanes.cost is COST
+
+
+def capacity(_: str, extra_config: str) -> int | None:
+    """The config is a number of pages here, or nothing."""
+    require(extra_config != "0", "too small")
+    return int(extra_config) if extra_config else None
+
+
+def test_a_store_holds_what_the_config_it_was_opened_with_allows() -> None:
+    store = stored(8)
+    lanes = LaneExecutor(COST, store, capacity=capacity)
+    lanes.submit(OpenStorage("file", "3"), 0)
+    drain(lanes)
+    assert [key in store for key in keys(8)] == [False] * 5 + [True] * 3
+    store.put(keys(2, document=1))
+    assert len(store) == 3
+    lanes.submit(OpenStorage("file"), COST.with_storage("file").open_ns)
+    drain(lanes)
+    store.put(keys(8))
+    assert len(store) == 10
+
+
+def test_a_size_that_holds_no_page_opens_nothing() -> None:
+    store = stored(8)
+    lanes = LaneExecutor(COST, store, capacity=capacity)
+    lanes.submit(OpenStorage("file", "0"), 0)
+    [(_, opened)] = drain(lanes)
+    assert opened == StorageOpened("too small")
+    assert len(store) == 8
 
 
 def test_closing_answers_once_and_may_fail() -> None:
