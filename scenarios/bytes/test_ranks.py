@@ -28,6 +28,7 @@ from refimpl.run.rank_setup import RankChoice, instance_of  # noqa: E402
 from refimpl.run.real import Served, serve  # noqa: E402
 from refimpl.run.real_hands import executor_of  # noqa: E402
 from refimpl.run.setup import Simulation  # noqa: E402
+from refimpl.units import NS_PER_S  # noqa: E402
 from refimpl.workload.request import unscripted  # noqa: E402
 from refimpl.workload.scenario import parse_scenario  # noqa: E402
 
@@ -185,6 +186,39 @@ def test_a_thread_that_is_silent_is_noticed_in_time(monkeypatch: pytest.MonkeyPa
     assert monotonic() - begun < 15
 
 
+def test_a_rank_that_is_silent_while_nothing_is_asked_of_it_is_noticed_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All meet now and then, although there is nothing to agree on."""
+    group = group_of(2, limit_s=1)
+    released, has_pulse = threading.Event(), threading.Event()
+    take = Rank.take
+
+    def stuck(rank: Rank, step: Step) -> list[int] | None:
+        if rank.ledger.rank and has_pulse.is_set():
+            released.wait(20)
+        agreed = take(rank, step)
+        if rank.ledger.rank and step.is_pulse:
+            has_pulse.set()
+        return agreed
+
+    monkeypatch.setattr(Rank, "take", stuck)
+    begun = monotonic()
+
+    def idle() -> None:
+        while monotonic() - begun < 15:
+            group.pop_due(int((monotonic() - begun) * NS_PER_S))
+            released.wait(0.01)
+
+    try:
+        with pytest.raises(RankError, match="rank 1 did not answer within 1 s"):
+            idle()
+    finally:
+        released.set()
+        group.close()
+    assert monotonic() - begun < 10
+
+
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "stopped"])
 def test_a_process_that_dies_or_stops_is_noticed_in_time(sign: signal.Signals) -> None:
     group = group_of(2, limit_s=4, transport="process")
@@ -216,6 +250,22 @@ def test_a_rank_that_can_not_be_made_leaves_no_thread_of_the_others(
     with pytest.raises(ConfigError, match="no room for rank 1"):
         group_of(2)
     assert set(threading.enumerate()) <= before
+
+
+def test_a_rank_that_dies_while_all_connect_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait_here = ProcessFollower.wait_here
+
+    def killed(follower: ProcessFollower) -> None:
+        wait_here(follower)
+        os.kill(follower.pid or 0, signal.SIGKILL)
+
+    monkeypatch.setattr(ProcessFollower, "wait_here", killed)
+    begun = monotonic()
+    with pytest.raises(RankError, match="rank 1 has died, exit code -9"):
+        group_of(2, transport="process")
+    assert monotonic() - begun < 30
 
 
 def test_the_limit_of_a_silent_rank_is_not_one_for_starting() -> None:

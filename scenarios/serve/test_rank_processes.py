@@ -74,6 +74,7 @@ def wait_until_unwell(client: httpx.Client, seconds: float) -> float:
     return monotonic() - begun
 
 
+@pytest.mark.slow
 @SIGNS
 def test_a_rank_that_is_gone_is_noticed_in_time_though_nobody_needs_it(
     sign: signal.Signals,
