@@ -200,11 +200,11 @@ def follow(rank: Rank, next_step: Callable[[], Step]) -> None:
     try:
         while True:
             step = next_step()
+            rank.take(step)
+            rank.take_others()  # rank 0 says the same
             if step.is_last:
                 is_idle = True
                 return
-            rank.take(step)
-            rank.take_others()  # rank 0 says the same
     finally:
         rank.executor.close(is_idle=is_idle)
 
@@ -325,11 +325,12 @@ class RankGroup:
     def close(self, *, is_idle: bool = True) -> None:
         """End all ranks; none is waited for when one has failed: it may never answer."""
         patience_s = HANGING_S if self._has_failed else JOIN_S
-        orders, self._orders = self._orders, []
+        orders = [order for order in self._orders if isinstance(order, Told)]  # ends of requests
+        self._orders.clear()
         for follower in self._followers:
-            follower.send(Step(orders, is_last=True))
+            follower.send(Step([*orders], is_last=True))
         try:
-            self._own.take(Step(orders))  # ends of requests, which nobody has to agree on
+            self._own.take(Step([*orders]))
             self._own.executor.close(is_idle=is_idle)
         finally:
             for follower in self._followers:

@@ -18,7 +18,9 @@ pytest.importorskip("numba", reason="io backend kernel needs numba")
 from refimpl.cluster.ranks import RankError  # noqa: E402
 from refimpl.config import ConfigError  # noqa: E402
 from refimpl.core.engine import Engine  # noqa: E402
+from refimpl.messages import Abort  # noqa: E402
 from refimpl.run import rank_setup  # noqa: E402
+from refimpl.run.hands import TorchHands  # noqa: E402
 from refimpl.run.live import LiveExecutor, run_live  # noqa: E402
 from refimpl.run.model_choice import ModelChoice  # noqa: E402
 from refimpl.run.options import Options  # noqa: E402
@@ -28,7 +30,7 @@ from refimpl.run.rank_setup import RankChoice, instance_of  # noqa: E402
 from refimpl.run.real import Served, serve  # noqa: E402
 from refimpl.run.real_hands import executor_of  # noqa: E402
 from refimpl.run.setup import Simulation  # noqa: E402
-from refimpl.units import NS_PER_S  # noqa: E402
+from refimpl.units import NS_PER_S, Random  # noqa: E402
 from refimpl.workload.request import unscripted  # noqa: E402
 from refimpl.workload.scenario import parse_scenario  # noqa: E402
 
@@ -159,8 +161,69 @@ def test_ranks_take_the_same_steps_and_agree_on_the_same_ops(
     monkeypatch.setattr(Rank, "take", watched)
     run_live(Engine(simulation(4).engine), group_of(4), simulation(4).workload)
     assert set(seen) == {0, 1, 2, 3}
-    own = seen.pop(0)[:-1]  # rank 0 hears of the end of the last requests by itself
-    assert all(each == own for each in seen.values())
+    assert all(each == seen[0] for each in seen.values())
+
+
+def test_steps_of_a_decode_wait_for_no_agreement() -> None:
+    """Field report A05: an agreement of 5 ms, and 200 steps that it adds less than 1 ms to on average."""
+    load = "all_equal:requests=2,request_length=16,output_length=200,vocab=256,gap_ms=0"
+    options = Options(page_size=8, max_total_tokens=640, tp_size=2)
+    simulated = Simulation(options, unscripted(parse_scenario(load, 1, 8)), PAGE_BYTES)
+    choice = ModelChoice("tiny-gqa", "reference")
+    group = instance_of(simulated, choice, choice.open(0), "", RankChoice(limit_s=30))
+    assert isinstance(group, RankGroup)
+    counted = group._own._minimum = Counted(group._own._minimum, delay_s=0.005)
+    record = run_live(Engine(simulated.engine), group, simulated.workload)
+    steps = max(row.output_tokens for row in record.rows.values())
+    assert steps == 200
+    assert counted.calls * 5 / steps < 1  # ms
+
+
+def test_ranks_hear_of_the_same_requests_aborts_and_batches_in_one_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Field report A07: half of 200 requests are cancelled, and ranks are late by up to 5 ms."""
+    load = "multi_turn:clients=100,rounds=2,request_length=12,output_length=6,vocab=256,rate=0"
+    simulated = Simulation(simulation(4).options, unscripted(parse_scenario(load, 1, 8)), 1 << 12)
+    choice = ModelChoice("tiny-gqa", "reference")
+    group = instance_of(simulated, choice, choice.open(0), "", RankChoice(limit_s=30))
+    assert isinstance(group, RankGroup)
+    random, pause = Random(7), threading.Event()
+    did: dict[TorchHands, list[tuple[str, object]]] = {}
+    take = Rank.take
+
+    def late(rank: Rank, step: Step) -> list[int] | None:
+        if rank.ledger.rank and step.ops:
+            pause.wait(Random(len(step.orders) * 4 + rank.ledger.rank).below(5) / 1000)
+        return take(rank, step)
+
+    def noted(name: str) -> None:
+        method = getattr(TorchHands, name)
+
+        def note(hands: TorchHands, what: object, *more: object) -> object:
+            did.setdefault(hands, []).append((name, what))
+            return method(hands, what, *more)
+
+        monkeypatch.setattr(TorchHands, name, note)
+
+    def cancel(_: int) -> None:
+        for _ in range(2):
+            group.inbox.put(Abort(random.between(1, 200)))
+
+    monkeypatch.setattr(Rank, "take", late)
+    for name in ("expect", "finished", "prefill", "decode", "withdraw"):
+        noted(name)
+    engine = Engine(simulated.engine)
+    record = run_live(engine, group, simulated.workload, cancel)
+    ends = [row.finish for row in record.rows.values()]
+    assert len(ends) == 200
+    assert 50 < ends.count("abort") < 150
+    first, *others = did.values()
+    assert len(others) == 3
+    assert {name for name, _ in first} >= {"expect", "finished", "prefill", "decode"}
+    assert all(each == first for each in others)
+    assert not engine.requests()
+    assert not any(hands._served or hands._running for hands in did)
 
 
 # ---- ranks that fail -----------------------------------------------------------------------------
