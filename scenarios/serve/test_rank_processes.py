@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic, sleep
+from threading import Event
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.live
 TWO = replace(OPTIONS, tp_size=2)
 TEXT = "whoever dies, and whenever, the others say so and end. " * 2
 PATH = "/hicache/storage-backend"
+PAUSE = Event()  # between two looks at something that has no event of its own
 SIGNS = pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "stopped"])
 
 
@@ -70,7 +72,7 @@ def wait_until_unwell(client: httpx.Client, seconds: float) -> float:
     begun = monotonic()
     while client.get("/health").status_code == 200:
         assert monotonic() - begun < seconds, "nobody notices"
-        sleep(0.05)
+        PAUSE.wait(0.05)
     return monotonic() - begun
 
 
@@ -156,7 +158,7 @@ class Instance:
         while len(pids := self.ranks()) < count:
             assert self.process.poll() is None, self.said()
             assert monotonic() - begun < 60
-            sleep(0.01)
+            PAUSE.wait(0.01)
         return pids
 
     def wait_for_line(self, word: str) -> None:
@@ -181,7 +183,7 @@ def wait_until_ended(pids: list[int], seconds: float = 30) -> None:
     begun = monotonic()
     while left := [pid for pid in pids if b"spawn_main" in command_line(pid)]:
         assert monotonic() - begun < seconds, f"{left} are left"
-        sleep(0.05)
+        PAUSE.wait(0.05)
 
 
 @contextmanager
