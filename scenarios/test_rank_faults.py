@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from refimpl.core.check import check_engine
+from refimpl.core.check import check_engine, check_quiescent
+from refimpl.keys import PageKey, namespace_seed
 from refimpl.messages import Reply, Step
 from refimpl.run.options import Options
 from refimpl.run.report import by_worker, integers
 from refimpl.run.setup import Outcome, Simulation
+from refimpl.run.store import SharedStore
 from refimpl.run.world import Instance
 from refimpl.units import NS_PER_MS, NS_PER_S
 from scenarios.command_line import CommandLine
@@ -78,10 +81,59 @@ def test_what_one_rank_lacks_is_lost_for_all_and_counted(fault: str, op: str) ->
 
 def test_a_rank_with_a_slot_less_costs_each_copy_its_last_page() -> None:
     """Field report A03: on the rank that has room, the page is given back as well."""
-    told = figures("rank1.slot_less=1000000", hicache_storage_backend=None)
+    options = replace(OPTIONS, faults="rank1.slot_less=1000000", hicache_storage_backend=None)
+    simulation = Simulation(options)
+    world = simulation.world()
+    world.run(simulation.workload)
+    check_quiescent(world.instances[0].engine)
+    told = integers(simulation.run().record)
     ranks = told["ranks"]
     assert ranks["pages_lost"]["backup"] == ranks["disagreements"] == told["pages_lost"]["backup"]
     assert ranks["disagreements"] > 50
+
+
+class Forgetful(SharedStore):
+    """Finds eight pages, and has the first five."""
+
+    def leading_run(self, keys: Sequence[PageKey]) -> int:
+        return min(len(keys), 8)
+
+
+@pytest.mark.parametrize("sees_less", [True, False], ids=["by the probe", "when they are read"])
+def test_what_one_rank_has_of_l3_beyond_another_is_not_used_and_takes_no_room(
+    sees_less: bool,
+) -> None:
+    """Field report A06: eight pages on one rank and five on the other are five on both."""
+    prompts = "all_equal:requests=1,request_length=600"
+    options = replace(OPTIONS, workload=prompts, faults=ALIKE, hicache_write_policy="write_back")
+    simulation = Simulation(options)
+    (spec,) = simulation.workload.requests
+    keys = spec.prompt.page_keys(options.page_size, namespace_seed(None, None, None))
+    assert len(keys) == 9
+    world = simulation.world()
+    (instance,) = world.instances
+    stores = [SharedStore(), SharedStore() if sees_less else Forgetful()]
+    for rank, store, pages in zip(instance.lanes.ranks, stores, (8, 5), strict=True):  # type: ignore[attr-defined]
+        store.put(keys[:pages])
+        rank.lanes._site.store = store
+    record = world.run(simulation.workload)
+    assert record.rows[spec.rid].storage_tokens == 5 * options.page_size
+    assert instance.engine.cache.host.pool.used == 5
+    check_quiescent(instance.engine)
+    op = "probe" if sees_less else "fetch"
+    assert instance.lanes.tally.pages_lost == {op: 3}  # type: ignore[attr-defined]
+
+
+def test_a_load_that_fails_on_one_rank_is_done_on_none() -> None:
+    """Field report A03."""
+    one, both = (
+        figures(f"{which}load_fail=1000000", hicache_storage_backend=None)
+        for which in ("rank1.", "")
+    )
+    assert one == both
+    assert one["finished"] == {"length": 120}
+    assert one["recomputed_tokens"] > 0
+    assert figures(ALIKE, hicache_storage_backend=None)["recomputed_tokens"] == 0
 
 
 def test_every_rank_draws_faults_of_its_own() -> None:

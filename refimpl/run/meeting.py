@@ -21,26 +21,33 @@ class Meeting:
         self._came = [0] * size  # how often each rank has been here
         self._barrier = Barrier(size)
 
-    def exchange(self, rank: int, value: Any) -> list[Any]:
-        """The values of all ranks, in their order. Raises RankError when one does not come."""
+    def exchange(self, rank: int, value: Any, patience: float = 1) -> list[Any]:
+        """The values of all ranks, in their order.
+
+        Raises RankError when one does not come within ``patience`` times the limit.
+        """
         self._brought[rank] = value
         self._came[rank] += 1
-        self._wait()
+        self._wait(patience)
         brought = list(self._brought)
-        self._wait()  # nobody brings the next value before all have read these
+        self._wait(patience)  # nobody brings the next value before all have read these
         return brought
 
     def end(self) -> None:
         """Nobody waits here any longer: whoever does, or comes, gets a RankError."""
         self._barrier.abort()
 
-    def minimum_of(self, rank: int) -> Callable[[Vector], Vector]:
+    def minimum_of(self, rank: int) -> Callable[..., Vector]:
         """``all_reduce(MIN)``, as ``rank`` calls it."""
-        return lambda vector: minimum(self.exchange(rank, vector))
 
-    def _wait(self) -> None:
+        def of_all(vector: Vector, patience: float = 1) -> Vector:
+            return minimum(self.exchange(rank, vector, patience))
+
+        return of_all
+
+    def _wait(self, patience: float) -> None:
         try:
-            self._barrier.wait(self._limit_s)
+            self._barrier.wait(self._limit_s * patience)
         except BrokenBarrierError:
             most = max(self._came)
             missing = [str(rank) for rank, times in enumerate(self._came) if times < most]

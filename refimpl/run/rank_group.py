@@ -4,6 +4,8 @@ Rank 0 is where the engine is. In one step it broadcasts what was ordered since 
 own part, and agrees with the others on the ops in flight; with none in flight there is no agreement.
 A step is taken when something was ordered, when rank 0's own part has moved on, and else every
 ``POLL_NS`` while ops are in flight. A decode is ordered step by step, so that all ranks end it alike.
+Where there was nothing to agree on for a while, all ranks meet in a pulse, so that one that is silent is
+noticed although nothing needs it.
 Must not know: what carries messages between ranks, what an engine decides. Called by: rank_setup.
 """
 
@@ -13,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
@@ -25,11 +27,19 @@ from refimpl.run.live_loop import Inbox, Question, Stepped
 from refimpl.run.live_storage import HANGING_S
 from refimpl.run.pump import JOIN_S
 from refimpl.storage.names import Namespace
-from refimpl.units import NS_PER_MS
+from refimpl.units import NS_PER_MS, NS_PER_S
 
+DEATH_S: Final = 0.2  # for a process to be seen dead that has closed its connections
 POLL_NS: Final = 2 * NS_PER_MS  # how late rank 0 may hear of what another rank has done
 
-Minimum: TypeAlias = Callable[[Vector], Vector]  # all_reduce(MIN); raises RankError
+PULSES: Final = 5  # in the time that a rank may be silent
+
+
+class Minimum(Protocol):
+    """``all_reduce(MIN)``."""
+
+    def __call__(self, vector: Vector, patience: float = 1) -> Vector:
+        """Raises RankError when a rank does not come within that part of the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,7 @@ class Step:
     orders: list[Command | Told]
     ops: tuple[int, ...] = ()
     batches: int = 0
+    is_pulse: bool = False  # there are no ops, and all ranks meet to be heard of
     is_last: bool = False
 
 
@@ -98,6 +109,8 @@ class Rank:
                 self.executor.tell(message, sampling, is_followed=order.is_followed)
             else:
                 self._obey(order)
+        if step.is_pulse:
+            self._minimum([0], 1 - 1 / PULSES)  # the rest of the limit went by before
         if not step.ops:
             return None
         self.collect()
@@ -140,8 +153,8 @@ class Follower(Protocol):
     def send(self, step: Step) -> None:
         """Give it a step; does not wait for it."""
 
-    def check(self) -> None:
-        """Raise RankError if it has died."""
+    def check(self, patience_s: float = 0) -> None:
+        """Raise RankError if it has died, or does so within ``patience_s``."""
 
     def join(self, patience_s: float) -> None:
         """Wait for its end, which it has been told of, so long."""
@@ -168,8 +181,9 @@ class ThreadFollower:
         """Give it a step."""
         self._steps.put(step)
 
-    def check(self) -> None:
+    def check(self, patience_s: float = 0) -> None:
         """Raise RankError if it has died."""
+        self._thread.join(patience_s)
         if self._error is not None and not isinstance(self._error, RankError):
             number = self._rank.ledger.rank
             raise RankError(f"rank {number} has died: {self._error!r}") from self._error
@@ -186,11 +200,11 @@ def follow(rank: Rank, next_step: Callable[[], Step]) -> None:
     try:
         while True:
             step = next_step()
+            rank.take(step)
+            rank.take_others()  # rank 0 says the same
             if step.is_last:
                 is_idle = True
                 return
-            rank.take(step)
-            rank.take_others()  # rank 0 says the same
     finally:
         rank.executor.close(is_idle=is_idle)
 
@@ -198,7 +212,9 @@ def follow(rank: Rank, next_step: Callable[[], Step]) -> None:
 class RankGroup:
     """All ranks as one executor on the wall clock."""
 
-    def __init__(self, inbox: Inbox, own: Rank, followers: Sequence[Follower]) -> None:
+    def __init__(
+        self, inbox: Inbox, own: Rank, followers: Sequence[Follower], limit_s: float
+    ) -> None:
         self.inbox = inbox
         self.agreements = 0  # so far
         self._own, self._followers = own, followers
@@ -206,6 +222,8 @@ class RankGroup:
         self._orders: list[Command | Told] = []
         self._has_failed = False
         self._last_ns = 0  # when the last step was taken
+        self._heard_ns = 0  # when all ranks were last heard of
+        self._pulse_ns = int(limit_s * NS_PER_S / PULSES)
         self._has_news = False
 
     def tell(
@@ -228,7 +246,7 @@ class RankGroup:
         """When the next step is to be taken at the latest."""
         if self._orders or self._has_news:
             return 0
-        return self._last_ns + POLL_NS if self._agreement.ops else None
+        return self._last_ns + POLL_NS if self._agreement.ops else self._heard_ns + self._pulse_ns
 
     def pop_due(self, now: int) -> list[AnyEvent | Stepped]:
         """Take a step if there is reason to; what all ranks have done. Raises RankError."""
@@ -236,6 +254,8 @@ class RankGroup:
             return self._pop_due(now)
         except BaseException:
             self._has_failed = True
+            for at, follower in enumerate(self._followers):
+                follower.check(0 if at else DEATH_S)  # a death says more than a silence
             raise
 
     def _pop_due(self, now: int) -> list[AnyEvent | Stepped]:
@@ -246,12 +266,16 @@ class RankGroup:
 
     def _step(self, now: int) -> list[AnyEvent]:
         self._last_ns, self._has_news = now, False
-        step = Step(self._orders, self._agreement.ops, self._own.batches)
+        ops = self._agreement.ops
+        is_pulse = not ops and now - self._heard_ns >= self._pulse_ns
+        step = Step(self._orders, ops, self._own.batches, is_pulse)
         self._orders = []
         for follower in self._followers:
             follower.check()
             follower.send(step)
         agreed = self._own.take(step)
+        if ops or is_pulse:
+            self._heard_ns = now
         if agreed is None:
             return []
         self.agreements += 1
@@ -301,11 +325,12 @@ class RankGroup:
     def close(self, *, is_idle: bool = True) -> None:
         """End all ranks; none is waited for when one has failed: it may never answer."""
         patience_s = HANGING_S if self._has_failed else JOIN_S
-        orders, self._orders = self._orders, []
+        orders = [order for order in self._orders if isinstance(order, Told)]  # ends of requests
+        self._orders.clear()
         for follower in self._followers:
-            follower.send(Step(orders, is_last=True))
+            follower.send(Step([*orders], is_last=True))
         try:
-            self._own.take(Step(orders))  # ends of requests, which nobody has to agree on
+            self._own.take(Step([*orders]))
             self._own.executor.close(is_idle=is_idle)
         finally:
             for follower in self._followers:

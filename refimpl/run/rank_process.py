@@ -7,14 +7,18 @@ Must not know: what an engine decides, HTTP. Called by: rank_setup.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
-from contextlib import suppress
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, Final
 
 import torch
@@ -27,7 +31,9 @@ from refimpl.run.pump import JOIN_S
 from refimpl.run.rank_group import Rank, Step, follow
 
 START_S: Final = 120  # for a rank to load torch, to connect, and to load its model
+_LOOK_S: Final = 0.1  # how often to look whether a rank has died while all connect
 _HERE, _READY = "here", "ready"  # what a rank says when it can connect, and when it can work
+ORPHAN_S: Final = 5  # for a rank to end in good order when rank 0 has gone
 HOST: Final = "127.0.0.1"
 
 
@@ -42,21 +48,32 @@ class Groups:
         )
         self._limit = timedelta(seconds=limit_s)
         self._limit_s = limit_s
+        self._error: RankError | None = None  # why they did not connect
 
     @property
     def port(self) -> int:
         """Where the others find the store."""
         return int(self.store.port)
 
-    def join(self) -> None:
-        """Wait for all ranks, and connect. Raises RankError.
+    def join(self, followers: Sequence[ProcessFollower] = ()) -> None:
+        """Wait for all ranks, and connect. Raises RankError, at once when one of ``followers`` has died.
 
         That takes as long as the slowest needs to start; the limit is for those that have.
         """
+        joining = Thread(target=self._try_to_join, name="joining ranks", daemon=True)
+        joining.start()
+        while joining.is_alive():
+            joining.join(_LOOK_S)
+            for follower in followers:
+                follower.check()
+        if self._error is not None:
+            raise self._error from None
+
+    def _try_to_join(self) -> None:
         try:
             self._agree, self.compute = (self._group(name) for name in ("agree", "compute"))
         except RuntimeError as error:  # DistStoreError is one
-            raise RankError(f"the ranks did not connect ({error})") from None
+            self._error = RankError(f"the ranks did not connect ({error})")
 
     def _group(self, name: str) -> Any:
         rank, size = self.shard.rank, self.shard.size
@@ -65,10 +82,11 @@ class Groups:
         group._set_default_timeout(self._limit)
         return group
 
-    def minimum(self, vector: Vector) -> Vector:
-        """``all_reduce(MIN)``. Raises RankError when a rank does not come in time."""
+    def minimum(self, vector: Vector, patience: float = 1) -> Vector:
+        """``all_reduce(MIN)``. Raises RankError when a rank does not come in that part of the limit."""
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MIN
+        options.timeout = self._limit * patience
         tensor = torch.tensor(vector, dtype=torch.int64)
         try:
             self._agree.allreduce([tensor], options).wait()
@@ -110,13 +128,43 @@ class Start:
 def _work(start: Start, pipe: Connection) -> None:
     """The main function of a rank that is a process."""
     torch.set_num_threads(1)
-    with suppress(EOFError, KeyboardInterrupt):  # rank 0 has gone
-        groups = Groups(start.shard, start.port, start.limit_s)
-        pipe.send(_HERE)
-        groups.join()
-        executor = start.make(start.shard, groups.compute)
-        pipe.send(_READY)
-        follow(Rank(start.shard.rank, executor, groups.minimum), pipe.recv)
+    Thread(target=_end_with_rank_0, name="end with rank 0", daemon=True).start()
+    try:
+        _live(start, pipe)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # rank 0 has gone
+    except RankError as error:
+        print(f"rank {start.shard.rank}: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+
+
+def _end_with_rank_0() -> None:
+    """Wherever this process is then, connecting or waiting for a store, it is not for long."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "rank 0 starts the others"
+    parent.join()
+    Event().wait(ORPHAN_S)
+    os._exit(1)
+
+
+def _live(start: Start, pipe: Connection) -> None:
+    groups = Groups(start.shard, start.port, start.limit_s)
+    pipe.send(_HERE)
+    groups.join()
+    executor = start.make(start.shard, groups.compute)
+    pipe.send(_READY)
+    follow(Rank(start.shard.rank, executor, groups.minimum), pipe.recv)
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes started meanwhile do not hear of Ctrl-C: rank 0 does, ends in good order, and ends them."""
+    resource_tracker.ensure_running()  # the first process would start it, and that unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class ProcessFollower:
@@ -129,7 +177,8 @@ class ProcessFollower:
         self._process: BaseProcess = context.Process(
             target=_work, args=(start, theirs), name=f"rank {self._rank}", daemon=True
         )
-        self._process.start()
+        with _deaf_to_interrupts():
+            self._process.start()
         theirs.close()
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
         # A rank that reads nothing must not hold up rank 0, so a thread waits for it.
@@ -151,7 +200,9 @@ class ProcessFollower:
             has_come = False
         if not has_come:
             self._process.join(JOIN_S)
-            raise RankError(f"rank {self._rank} did not start; its own log says why")
+            code = self._process.exitcode or 0
+            why = f"signal {-code} has ended it" if code < 0 else "its own log says why"
+            raise RankError(f"rank {self._rank} did not start; {why}")
 
     @property
     def pid(self) -> int | None:
@@ -167,8 +218,9 @@ class ProcessFollower:
         """Give it a step."""
         self._steps.put(step)
 
-    def check(self) -> None:
-        """Raise RankError if it has died."""
+    def check(self, patience_s: float = 0) -> None:
+        """Raise RankError if it has died, or does so within ``patience_s``."""
+        self._process.join(patience_s)
         if self._process.exitcode is not None:
             raise RankError(
                 f"rank {self._rank} has died, exit code {self._process.exitcode}:"

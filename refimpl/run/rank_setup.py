@@ -101,7 +101,8 @@ def _threads(
             ranks.append(rank_of(number))
             undo.callback(ranks[-1].executor.close)
         undo.pop_all()
-    return RankGroup(inbox, ranks[0], [ThreadFollower(rank, end) for rank in ranks[1:]])
+    followers = [ThreadFollower(rank, end) for rank in ranks[1:]]
+    return RankGroup(inbox, ranks[0], followers, limit_s)
 
 
 def _gathered(meeting: Meeting, rank: int, part: torch.Tensor, width: int) -> torch.Tensor:
@@ -119,7 +120,7 @@ def _processes(make: MakeRank, model: Model, size: int, limit_s: float) -> RankG
             undo.callback(followers[-1].kill)
         for follower in followers:
             follower.wait_here()
-        groups.join()
+        groups.join(followers)
         inbox: Inbox = SimpleQueue()
         part = model.of_rank(groups.shard, gather_of(groups.compute, groups.shard))
         executor = executor_of(make.simulation, part, make.name, groups.shard, WakingInbox(inbox))
@@ -127,4 +128,4 @@ def _processes(make: MakeRank, model: Model, size: int, limit_s: float) -> RankG
         for follower in followers:
             follower.wait_ready()
         undo.pop_all()
-    return RankGroup(inbox, Rank(0, executor, groups.minimum), followers)
+    return RankGroup(inbox, Rank(0, executor, groups.minimum), followers, limit_s)

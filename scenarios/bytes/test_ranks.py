@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -19,16 +18,19 @@ pytest.importorskip("numba", reason="io backend kernel needs numba")
 from refimpl.cluster.ranks import RankError  # noqa: E402
 from refimpl.config import ConfigError  # noqa: E402
 from refimpl.core.engine import Engine  # noqa: E402
+from refimpl.messages import Abort  # noqa: E402
 from refimpl.run import rank_setup  # noqa: E402
+from refimpl.run.hands import TorchHands  # noqa: E402
 from refimpl.run.live import LiveExecutor, run_live  # noqa: E402
 from refimpl.run.model_choice import ModelChoice  # noqa: E402
 from refimpl.run.options import Options  # noqa: E402
-from refimpl.run.rank_group import Rank, RankGroup, Step  # noqa: E402
+from refimpl.run.rank_group import Minimum, Rank, RankGroup, Step  # noqa: E402
 from refimpl.run.rank_process import ProcessFollower  # noqa: E402
 from refimpl.run.rank_setup import RankChoice, instance_of  # noqa: E402
 from refimpl.run.real import Served, serve  # noqa: E402
 from refimpl.run.real_hands import executor_of  # noqa: E402
 from refimpl.run.setup import Simulation  # noqa: E402
+from refimpl.units import NS_PER_S, Random  # noqa: E402
 from refimpl.workload.request import unscripted  # noqa: E402
 from refimpl.workload.scenario import parse_scenario  # noqa: E402
 
@@ -105,14 +107,14 @@ def test_an_instance_serves_what_one_of_another_tp_has_stored(tmp_path: Path) ->
 class Counted:
     """``all_reduce(MIN)`` that counts, and takes its time."""
 
-    def __init__(self, inner: Callable[[list[int]], list[int]], delay_s: float = 0) -> None:
+    def __init__(self, inner: Minimum, delay_s: float = 0) -> None:
         self._inner, self._delay = inner, threading.Event()
         self._delay_s, self.calls = delay_s, 0
 
-    def __call__(self, vector: list[int]) -> list[int]:
+    def __call__(self, vector: list[int], patience: float = 1) -> list[int]:
         self.calls += 1
         self._delay.wait(self._delay_s)
-        return self._inner(vector)
+        return self._inner(vector, patience)
 
 
 def group_of(tp_size: int, limit_s: float = 30, transport: str = "thread") -> RankGroup:
@@ -128,18 +130,21 @@ def test_there_is_no_agreement_while_nothing_is_in_flight() -> None:
     group = group_of(2)
     counted = group._own._minimum = Counted(group._own._minimum, delay_s=0.005)
     steps: list[int] = []
+    pulses: list[bool] = []
     take = group._own.take
 
     def watched(step: Step) -> list[int] | None:
         before = counted.calls
         agreed = take(step)
-        assert counted.calls - before == (1 if step.ops else 0), "one agreement a step, or none"
+        assert counted.calls - before == (1 if step.ops else 0) + step.is_pulse, "one, or none"
         steps.append(len(step.ops))
+        pulses.append(step.is_pulse)
         return agreed
 
     group._own.take = watched  # type: ignore[method-assign]
     run_live(Engine(simulation(2).engine), group, simulation(2).workload)
-    assert counted.calls == group.agreements > 0
+    assert counted.calls == group.agreements + sum(pulses)
+    assert group.agreements > sum(pulses)
     assert steps.count(0) > len(steps) / 3  # most steps of a decode are such
 
 
@@ -156,8 +161,69 @@ def test_ranks_take_the_same_steps_and_agree_on_the_same_ops(
     monkeypatch.setattr(Rank, "take", watched)
     run_live(Engine(simulation(4).engine), group_of(4), simulation(4).workload)
     assert set(seen) == {0, 1, 2, 3}
-    own = seen.pop(0)[:-1]  # rank 0 hears of the end of the last requests by itself
-    assert all(each == own for each in seen.values())
+    assert all(each == seen[0] for each in seen.values())
+
+
+def test_steps_of_a_decode_wait_for_no_agreement() -> None:
+    """Field report A05: an agreement of 5 ms, and 200 steps that it adds less than 1 ms to on average."""
+    load = "all_equal:requests=2,request_length=16,output_length=200,vocab=256,gap_ms=0"
+    options = Options(page_size=8, max_total_tokens=640, tp_size=2)
+    simulated = Simulation(options, unscripted(parse_scenario(load, 1, 8)), PAGE_BYTES)
+    choice = ModelChoice("tiny-gqa", "reference")
+    group = instance_of(simulated, choice, choice.open(0), "", RankChoice(limit_s=30))
+    assert isinstance(group, RankGroup)
+    counted = group._own._minimum = Counted(group._own._minimum, delay_s=0.005)
+    record = run_live(Engine(simulated.engine), group, simulated.workload)
+    steps = max(row.output_tokens for row in record.rows.values())
+    assert steps == 200
+    assert counted.calls * 5 / steps < 1  # ms
+
+
+def test_ranks_hear_of_the_same_requests_aborts_and_batches_in_one_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Field report A07: half of 200 requests are cancelled, and ranks are late by up to 5 ms."""
+    load = "multi_turn:clients=100,rounds=2,request_length=12,output_length=6,vocab=256,rate=0"
+    simulated = Simulation(simulation(4).options, unscripted(parse_scenario(load, 1, 8)), 1 << 12)
+    choice = ModelChoice("tiny-gqa", "reference")
+    group = instance_of(simulated, choice, choice.open(0), "", RankChoice(limit_s=30))
+    assert isinstance(group, RankGroup)
+    random, pause = Random(7), threading.Event()
+    did: dict[TorchHands, list[tuple[str, object]]] = {}
+    take = Rank.take
+
+    def late(rank: Rank, step: Step) -> list[int] | None:
+        if rank.ledger.rank and step.ops:
+            pause.wait(Random(len(step.orders) * 4 + rank.ledger.rank).below(5) / 1000)
+        return take(rank, step)
+
+    def noted(name: str) -> None:
+        method = getattr(TorchHands, name)
+
+        def note(hands: TorchHands, what: object, *more: object) -> object:
+            did.setdefault(hands, []).append((name, what))
+            return method(hands, what, *more)
+
+        monkeypatch.setattr(TorchHands, name, note)
+
+    def cancel(_: int) -> None:
+        for _ in range(2):
+            group.inbox.put(Abort(random.between(1, 200)))
+
+    monkeypatch.setattr(Rank, "take", late)
+    for name in ("expect", "finished", "prefill", "decode", "withdraw"):
+        noted(name)
+    engine = Engine(simulated.engine)
+    record = run_live(engine, group, simulated.workload, cancel)
+    ends = [row.finish for row in record.rows.values()]
+    assert len(ends) == 200
+    assert 50 < ends.count("abort") < 150
+    first, *others = did.values()
+    assert len(others) == 3
+    assert {name for name, _ in first} >= {"expect", "finished", "prefill", "decode"}
+    assert all(each == first for each in others)
+    assert not engine.requests()
+    assert not any(hands._served or hands._running for hands in did)
 
 
 # ---- ranks that fail -----------------------------------------------------------------------------
@@ -181,6 +247,39 @@ def test_a_thread_that_is_silent_is_noticed_in_time(monkeypatch: pytest.MonkeyPa
     finally:
         released.set()
     assert monotonic() - begun < 15
+
+
+def test_a_rank_that_is_silent_while_nothing_is_asked_of_it_is_noticed_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All meet now and then, although there is nothing to agree on."""
+    group = group_of(2, limit_s=1)
+    released, has_pulse = threading.Event(), threading.Event()
+    take = Rank.take
+
+    def stuck(rank: Rank, step: Step) -> list[int] | None:
+        if rank.ledger.rank and has_pulse.is_set():
+            released.wait(20)
+        agreed = take(rank, step)
+        if rank.ledger.rank and step.is_pulse:
+            has_pulse.set()
+        return agreed
+
+    monkeypatch.setattr(Rank, "take", stuck)
+    begun = monotonic()
+
+    def idle() -> None:
+        while monotonic() - begun < 15:
+            group.pop_due(int((monotonic() - begun) * NS_PER_S))
+            released.wait(0.01)
+
+    try:
+        with pytest.raises(RankError, match="rank 1 did not answer within 1 s"):
+            idle()
+    finally:
+        released.set()
+        group.close()
+    assert monotonic() - begun < 10
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "stopped"])
@@ -214,6 +313,22 @@ def test_a_rank_that_can_not_be_made_leaves_no_thread_of_the_others(
     with pytest.raises(ConfigError, match="no room for rank 1"):
         group_of(2)
     assert set(threading.enumerate()) <= before
+
+
+def test_a_rank_that_dies_while_all_connect_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait_here = ProcessFollower.wait_here
+
+    def killed(follower: ProcessFollower) -> None:
+        wait_here(follower)
+        os.kill(follower.pid or 0, signal.SIGKILL)
+
+    monkeypatch.setattr(ProcessFollower, "wait_here", killed)
+    begun = monotonic()
+    with pytest.raises(RankError, match="rank 1 has died, exit code -9"):
+        group_of(2, transport="process")
+    assert monotonic() - begun < 30
 
 
 def test_the_limit_of_a_silent_rank_is_not_one_for_starting() -> None:

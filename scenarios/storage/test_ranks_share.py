@@ -352,18 +352,21 @@ def test_ranks_do_not_read_one_another_under_one_key(backend: str, tmp_path: Pat
     check_apart(backend, extra_of(backend, tmp_path / "store"))
 
 
-def test_a_latent_cache_is_written_once_whatever_the_ranks(tmp_path: Path) -> None:
-    """Field reports O02, O04: one writer, one object a page, and every rank reads it."""
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_a_latent_cache_is_written_once_whatever_the_ranks(size: int, tmp_path: Path) -> None:
+    """Field reports O02, O04: one writer, one object a page, and every rank of another instance reads it."""
     extra = extra_of("file", tmp_path, tp_lcm_size=16)  # which says nothing of a latent cache
     whole = whole_pages(0, 1, pages=100)
-    ranks = instance(8, 0, "file", extra, "page_first", pages=100)
+    ranks = instance(size, 0, "file", extra, "page_first", pages=100)
     for rank in reversed(ranks):  # the others say that they have written, and have not
         rank.fill(whole)
         assert rank.store() == 100
         assert len(files_below(tmp_path)) == (100 if rank.rank == 0 else 0)
-    for rank in ranks:
+    fresh = instance(size, 0, "file", extra, "page_first", pages=100)
+    for rank in fresh:
         assert rank.fetch() == 100
         assert torch.equal(rank.pool.by_page(), whole)
+    for rank in [*ranks, *fresh]:
         rank.close()
 
 
