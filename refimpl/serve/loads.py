@@ -33,6 +33,9 @@ ANSWER_S: Final = 5  # a batch is no reason to wait: the engine's thread never c
 _PROCESS: Final = process_registry()
 
 
+_NO_ANSWER: Final = "the engine does not answer; see /health"
+
+
 def load_routes(service: Service) -> APIRouter:
     """The routes, for one service."""
     router = APIRouter(tags=["observability"])
@@ -67,7 +70,7 @@ def load_routes(service: Service) -> APIRouter:
             "num_accelerators": service.settings.get("tp_size", 1) * len(service.ranks),
             "loads": [
                 _told(service, rank, load, sections)
-                for rank, load in zip(ranks, await _loads(service, ranks), strict=True)
+                for rank, load in (await _loads(service, ranks)).items()
             ],
         }
         return JSONResponse(told)
@@ -75,21 +78,35 @@ def load_routes(service: Service) -> APIRouter:
     return router
 
 
-async def _loads(service: Service, ranks: Sequence[int]) -> list[Load]:
-    """A snapshot of each rank. Raises RequestError, 503, when an engine does not answer."""
+async def _loads(service: Service, ranks: Sequence[int]) -> dict[int, Load]:
+    """A snapshot of each rank, without those that have stopped.
+
+    Raises RequestError, 503, when an engine does not answer, or all have stopped.
+    """
     asked = [ask_load(service.ranks.ranks[rank]) for rank in ranks]
-    together = asyncio.gather(*map(asyncio.wrap_future, asked))
+    together = asyncio.gather(*map(asyncio.wrap_future, asked), return_exceptions=True)
     try:
-        return list(await asyncio.wait_for(together, ANSWER_S))
-    except (StoppedError, TimeoutError):
-        raise RequestError("the engine does not answer; see /health", 503) from None
+        answers = zip(ranks, await asyncio.wait_for(together, ANSWER_S), strict=True)
+    except TimeoutError:
+        raise RequestError(_NO_ANSWER, 503) from None
+    found: dict[int, Load] = {}
+    for rank, answer in answers:
+        if isinstance(answer, Load):
+            found[rank] = answer
+        elif not isinstance(answer, StoppedError):
+            raise answer
+    if not found:
+        raise RequestError(_NO_ANSWER, 503)
+    return found
 
 
 async def _exposition(service: Service, ranks: Sequence[int], *, counted: bool) -> bytes:
-    """Prometheus' text: gauges of these ranks, and what they and the process counted."""
-    loads = await _loads(service, ranks)
+    """Prometheus' text: gauges of these ranks, and what they and the process counted.
+
+    One that has stopped has no gauges any more, and what it counted until then.
+    """
     parts: list[Collector] = []
-    for number, load in zip(ranks, loads, strict=True):
+    for number, load in (await _loads(service, ranks)).items():
         rank = service.ranks.ranks[number]
         parts.append(Gauges(rank.metrics, load, rank.bridge.moved))
     if counted:

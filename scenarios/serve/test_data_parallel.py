@@ -239,6 +239,25 @@ def test_a_rank_that_stops_makes_the_server_unwell() -> None:
         assert ask(client, 80, routed_dp_rank=0)["meta_info"]["dp_rank"] == 0
 
 
+def test_a_rank_that_stops_takes_no_figures_of_the_others_with_it() -> None:
+    """What it has counted stays as well; a load balancer sees the ranks that are left."""
+    with (
+        serving_null(replace(OPTIONS, dp_size=2)) as (url, service),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        for rank in (0, 1):
+            ask(client, 90, routed_dp_rank=rank)
+        stop_rank(service, 1)
+        assert [load["dp_rank"] for load in loads(client)] == [0]
+        assert client.get("/v1/loads?dp_rank=1").status_code == 503
+        text = client.get("/metrics").text
+        for name, ranks in (("prompt_tokens_total", "01"), ("num_running_reqs", "0")):
+            lines = [line for line in text.splitlines() if line.startswith(f"sglang:{name}{{")]
+            assert ['dp_rank="1"' in line for line in lines] == [rank == "1" for rank in ranks]
+        stop_rank(service, 0)
+        assert client.get("/metrics").status_code == 503
+
+
 @pytest.mark.parametrize("method", ["round_robin", "shortest_queue", "cache_aware"])
 def test_requests_go_to_the_ranks_that_are_left_and_none_is_refused(method: str) -> None:
     options = replace(OPTIONS, load_balance_method=method)
