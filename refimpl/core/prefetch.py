@@ -181,11 +181,14 @@ class Prefetcher:
     def _start_parked(self) -> None:
         """Begin the reads that L3 has answered, oldest first, as far as L2 can stage them.
 
-        One that has no room waits for the reads under way to give back theirs.
+        One that has no room waits for the reads under way to give back theirs; under wait_complete one
+        that has room for a part does so too, since whoever waits for it wants all there is.
         """
         for op in list(self._parked.values()):
-            hits = self._room_for(op.found)
-            if not hits and any(other.slots for other in self._open_ops()):
+            others = any(other.slots for other in self._open_ops())
+            wants_all = others and self._config.policy == "wait_complete"
+            hits = self._room_for(op.found, whole=wants_all)
+            if not hits and others:
                 return
             del self._parked[op.id]
             if hits < op.found:
@@ -204,15 +207,18 @@ class Prefetcher:
         self._note(op.rid, "started", hits)
         self._out.commands.append(Fetch(op.id, list(op.keys[op.first :]), list(op.slots)))
 
-    def _room_for(self, hits: int) -> int:
-        """How many of ``hits`` pages L2 can stage now; 0 when that is below the threshold."""
+    def _room_for(self, hits: int, *, whole: bool) -> int:
+        """How many of ``hits`` pages L2 can stage now; 0 when these are too few.
+
+        That is below the threshold, or with ``whole`` not all of them.
+        """
         pool = self._cache.host.pool
         wanted = hits
         if pool.capacity is not None:
             limit = max(pool.capacity * self._config.capacity_percent // 100, 1)
             held = sum(len(other.slots) for other in self._open_ops())
             wanted = min(hits, max(limit - held, 0))
-        least = prefetch_pages_min(self._cache.config)
+        least = hits if whole else prefetch_pages_min(self._cache.config)
         room = self._cache.host.make_room(wanted) if wanted >= least else 0
         return room if room >= least else 0
 

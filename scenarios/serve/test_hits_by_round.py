@@ -19,8 +19,8 @@ pytestmark = pytest.mark.live
 
 PAGE = 16
 ROUNDS = 10
-# As many as L2 can stage: prefetches may hold half of it, and what goes beyond that is cut, which is said.
-AT_ONCE = 2
+# More than L2 can stage, since prefetches may hold half of it: reads wait for each other.
+AT_ONCE = 4
 ASKED, ANSWERED = 126, 2  # tokens a turn
 # The longest prompt has 80 pages: L1 holds four of them, the smallest L2 little more, L3 all of them.
 L1_TOKENS = 4 * 80 * PAGE
