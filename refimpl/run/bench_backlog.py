@@ -2,13 +2,14 @@
 
 Two figures, each beside its floor in the same run, turn by turn: 500 page writes that were queued while
 the engine is idle, beside a loop that writes the same pages and does nothing else (field report L05); and
-prefetches while as much is written, beside prefetches alone (Y02).
+prefetches while as much is being written all the time, beside prefetches alone (Y02).
 Must not know: the terminal. Called by: the command line.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -192,7 +193,10 @@ def _parts(slots: range, size: int) -> Iterator[range]:
 
 
 def _memory() -> str | None:
-    return str(_MEMORY) if _MEMORY.is_dir() else None
+    """A folder in memory with room for all pages twice; None: wherever temporary files go."""
+    room = 4 * _PAGES * _GEOMETRY.page_bytes
+    has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= room
+    return str(_MEMORY) if has_room else None
 
 
 @contextmanager

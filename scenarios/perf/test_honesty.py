@@ -92,7 +92,7 @@ def test_what_is_under_way_at_the_end_is_kept_and_is_no_failure(tmp_path: Path) 
     answers = [server.chat(), server.held]
     with server.answering(lambda number: answers[number]) as fixture:
         run = load(tmp_path, "--host", fixture.url, *chats(2, rate=50), limit="2s")
-    good, cut = run.rows
+    good, cut = sorted(run.rows, key=lambda row: str(row["error"]))  # either may be served first
     assert (good["error"], cut["error"]) == ("", "under way when the run ended")
     assert cut["sent_ns"] < cut["end_ns"]
     assert cut["first_token_ns"] is None

@@ -33,6 +33,7 @@ from scenarios.serve.served import serving
 pytestmark = pytest.mark.live
 
 SECONDS_MAX = 30
+WRITE_S = 0.25  # of 128 pages
 
 
 def on_l3(**more: Any) -> Options:
@@ -59,14 +60,20 @@ def prompt(number: int, length: int) -> list[int]:
 
 
 @contextmanager
-def held_writes(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
-    """A store that begins no write before the event is set, which it is at the end."""
+def held_writes(
+    service: Service, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0
+) -> Iterator[Event]:
+    """A store that begins no write before the event is set, which it is at the end.
+
+    Each call takes it so many seconds.
+    """
     released = Event()
     backend = service.bridge._executor.storage._attached.store.backend  # type: ignore[attr-defined]
     write = backend.set
 
     def held(names: Any, pages: Any) -> Any:
         assert released.wait(SECONDS_MAX)
+        Event().wait(seconds)
         return write(names, pages)
 
     monkeypatch.setattr(backend, "set", held)
@@ -92,7 +99,7 @@ def test_500_queued_writes_drain_beside_an_engine_that_sleeps(
     with (
         serving(options) as (url, service),
         httpx.Client(base_url=url, timeout=60) as client,
-        held_writes(service, monkeypatch) as released,
+        held_writes(service, monkeypatch, WRITE_S) as released,
     ):
         ask(client, prompt(1, 1001))
         while service.bridge.ask(lambda engine: engine.cache.ops.pages_of(STORE)).result(5) < 500:
@@ -104,6 +111,7 @@ def test_500_queued_writes_drain_beside_an_engine_that_sleeps(
         again = ask(client, prompt(1, 1001))
         idle, seconds = slept["idle"], (service.bridge.now() - begun) / 1e9
     assert again["cached_tokens_details"]["storage"] == 1000  # all 500 are there
+    assert seconds > 3 * WRITE_S
     assert idle <= seconds + 1  # once a second
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -22,7 +19,7 @@ pytest.importorskip("fastapi", reason="the server is not installed: pip install 
 
 import httpx
 
-from scenarios.tidy import ROOT
+from scenarios.serve.server_process import ServerProcess, server_process
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -32,13 +29,12 @@ WRITERS, STORED_MIN = 4, 80  # pages that are on disk when the first server is k
 
 
 @contextmanager
-def server_on(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """(URL, process) of a server whose L3 is ``folder``; it has ended at the end, killed if need be."""
+def server_on(folder: Path) -> Iterator[ServerProcess]:
+    """A server whose L3 is ``folder``."""
     extra = json.dumps({"file_storage_path": str(folder), "prefetch_threshold": PAGE})
     flags = {
         "--model-path": "tiny-gqa",
         "--arithmetic": "reference",
-        "--port": "0",
         "--page-size": str(PAGE),
         "--max-total-tokens": "2048",
         "--hicache-ratio": "4",
@@ -47,23 +43,9 @@ def server_on(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         "--hicache-storage-prefetch-policy": "wait_complete",
     }
     words = [word for flag in flags.items() for word in flag]
-    command = [sys.executable, "-m", "refimpl", "serve", "--enable-hierarchical-cache", *words]
-    with (folder.parent / f"{folder.name}.log").open("a") as log:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=log, stderr=subprocess.PIPE, text=True, bufsize=1
-        )
-    assert process.stderr is not None
-    try:
-        said = process.stderr.readline()
-        assert said.startswith("serving "), said + process.stderr.read()
-        url = said.split()[-1]
-        with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as client:
-            assert client.get(f"{url}/health").status_code == 200
-        yield url, process
-    finally:
-        process.kill()
-        process.wait(SECONDS_MAX)
-        process.stderr.close()
+    log = folder.parent / "server.log"
+    with server_process(log, "--enable-hierarchical-cache", *words) as server:
+        yield server
 
 
 def ask(client: httpx.Client, tokens: list[int], **more: Any) -> dict[str, Any]:
@@ -71,10 +53,6 @@ def ask(client: httpx.Client, tokens: list[int], **more: Any) -> dict[str, Any]:
     answer = client.post("/generate", json={"input_ids": tokens, "sampling_params": params} | more)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
-
-
-def flush(client: httpx.Client) -> None:
-    assert client.post(f"/flush_cache?timeout={SECONDS_MAX}").status_code == 200
 
 
 def prompt(number: int) -> list[int]:
@@ -87,13 +65,12 @@ def pages_in(folder: Path) -> list[Path]:
 
 def test_a_server_that_was_stopped_leaves_its_pages_to_the_next(tmp_path: Path) -> None:
     folder = tmp_path / "kv"
-    with server_on(folder) as (url, process), httpx.Client(base_url=url, timeout=60) as client:
+    with server_on(folder) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         first = ask(client, prompt(1))
         assert first["meta_info"]["cached_tokens"] == 0
-        process.send_signal(signal.SIGTERM)  # what is not stored yet is, before it ends
-        assert process.wait(SECONDS_MAX) in (0, -signal.SIGTERM)
+        server.stop()  # what is not stored yet is, before it ends
     assert len(pages_in(folder)) == 20
-    with server_on(folder) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with server_on(folder) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         second = ask(client, prompt(1))
     assert second["output_ids"] == first["output_ids"]
     assert second["meta_info"]["cached_tokens_details"]["storage"] == 20 * PAGE
@@ -111,18 +88,18 @@ def test_a_server_that_was_killed_in_the_middle_leaves_whole_pages_and_right_ans
     tmp_path: Path,
 ) -> None:
     folder, killed = tmp_path / "kv", Event()
-    with server_on(folder) as (url, process), ThreadPoolExecutor(WRITERS) as pool:
+    with server_on(folder) as server, ThreadPoolExecutor(WRITERS) as pool:
         for writer in range(WRITERS):
-            pool.submit(ask_until_killed, url, writer, killed)
+            pool.submit(ask_until_killed, server.url, writer, killed)
         end = monotonic() + SECONDS_MAX
         while len(pages_in(folder)) < STORED_MIN:
             assert monotonic() < end, "nothing is stored"
-        process.kill()
+        server.process.kill()
         killed.set()
     found = pages_in(folder)
     assert len({path.stat().st_size for path in found}) == 1
     hits = []
-    with server_on(folder) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+    with server_on(folder) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         for number in range(2 * WRITERS):
             answer = ask(client, prompt(number))
             cold = ask(client, prompt(number), cache_salt="of nobody else")
