@@ -6,6 +6,7 @@ Must not know: what an engine decides, HTTP. Called by: rank_setup.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -157,10 +158,11 @@ def _live(start: Start, pipe: Connection) -> None:
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes started meanwhile do not hear of Ctrl-C: rank 0 does, ends in good order, and ends them."""
-    resource_tracker.ensure_running()  # the first process would start it, and that unblocks the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _deaf() -> Iterator[None]:
+    """Processes started meanwhile hear of no Ctrl-C and no SIGTERM, which terminals and service managers send
+    to all: rank 0 ends in good order, and ends them."""
+    resource_tracker.ensure_running()  # the first process would start it, and that unblocks the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
@@ -177,8 +179,9 @@ class ProcessFollower:
         self._process: BaseProcess = context.Process(
             target=_work, args=(start, theirs), name=f"rank {self._rank}", daemon=True
         )
-        with _deaf_to_interrupts():
+        with _deaf():
             self._process.start()
+        atexit.register(self._process.kill)  # multiprocessing would ask in vain, with SIGTERM
         theirs.close()
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
         # A rank that reads nothing must not hold up rank 0, so a thread waits for it.
@@ -229,6 +232,7 @@ class ProcessFollower:
 
     def kill(self) -> None:
         """End it at once."""
+        atexit.unregister(self._process.kill)
         self._process.kill()
         self._process.join()
         self._pipe.close()

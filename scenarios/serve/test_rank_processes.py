@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -102,7 +104,7 @@ def test_a_rank_that_is_gone_while_it_is_needed_fails_what_is_under_way(
     is_attach = ending is StorageOpened
     with two_ranks(4, None if is_attach else tmp_path) as (client, service):
         follower, group = follower_of(service), service.bridge._executor
-        send, gone = follower.send, []
+        send, gone = follower.send, list[float]()
 
         def send_and_end(step: Step) -> None:
             agreement = group._agreement  # type: ignore[attr-defined]
@@ -161,15 +163,25 @@ class Instance:
             PAUSE.wait(0.01)
         return pids
 
-    def wait_for_line(self, word: str) -> None:
+    def wait_until_serving(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if word in line:
-                return
-        pytest.fail(f"never said {word!r}")
+        found = (re.search("serving .* on (http:.*)", line) for line in self.process.stdout)
+        place = next((match for match in found if match), None)
+        assert place is not None, "it never served"
+        begun = monotonic()
+        while not _is_well(place[1]):
+            assert monotonic() - begun < 30
+            PAUSE.wait(0.05)
 
     def said(self) -> str:
         return self.process.communicate(timeout=60)[0]
+
+
+def _is_well(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def command_line(pid: int) -> bytes:
@@ -225,23 +237,37 @@ def test_no_rank_outlives_rank_0(when: str) -> None:
     with instance(*SERVE, "--tp-size", "4") as made:
         pids = made.wait_for_ranks(3)
         if when == "serving":
-            made.wait_for_line("serving tiny-gqa")
+            made.wait_until_serving()
         os.kill(made.process.pid, signal.SIGKILL)
         wait_until_ended(pids)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["1", "4"])
-@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_server_with_ranks_ends_as_one_without(
     sign: signal.Signals, code: int, size: str
 ) -> None:
     with instance(*SERVE, "--tp-size", size) as made:
-        made.wait_for_line("serving tiny-gqa")
+        made.wait_until_serving()
         pids = made.ranks()
         assert len(pids) == int(size) - 1
         os.killpg(made.process.pid, sign)
         said = made.said()
         assert made.process.returncode == code, said
         assert "Traceback" not in said
+        wait_until_ended(pids)
+
+
+@pytest.mark.slow
+def test_a_server_that_can_not_listen_ends_its_ranks() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        instance("serve", "--port", str(taken.getsockname()[1]), "--tp-size", "2") as made,
+    ):
+        pids = made.wait_for_ranks(1)
+        said = made.said()
+        assert made.process.returncode == 2
+        assert said.startswith("refimpl: error: --host 127.0.0.1 --port ")
+        assert len(said.splitlines()) == 1
         wait_until_ended(pids)
