@@ -19,6 +19,7 @@ BODY_BYTES_MAX: Final = 16 << 20  # some 2 million tokens as numbers
 ANSWERS_MAX: Final = 4096  # of one request, prompts times n
 STOPS_MAX: Final = 128  # each is looked for after every token
 STOP_LENGTH_MAX: Final = 4096
+_LAST: Final = {"Connection": "close"}  # or the rest of the body would be read and thrown away
 _TOO_LARGE: Final = f"the body is larger than {BODY_BYTES_MAX} bytes: send fewer or shorter prompts"
 
 
@@ -59,7 +60,7 @@ class BodyLimit:
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > BODY_BYTES_MAX:
             body = RequestError(_TOO_LARGE, 413).body()
-            await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
+            await JSONResponse(body, 413, _LAST)(scope, receive, send)
             return
         read = 0
 
@@ -68,7 +69,7 @@ class BodyLimit:
             message = await receive()
             read += len(message.get("body", b""))
             if read > BODY_BYTES_MAX:
-                raise HTTPException(413, _TOO_LARGE)
+                raise HTTPException(413, _TOO_LARGE, _LAST)
             return message
 
         await self._app(scope, counted, send)

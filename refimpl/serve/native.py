@@ -98,7 +98,7 @@ def native_routes(service: Service) -> APIRouter:
         if body.stream:
             chunks = await begun(request, _chunks(service, body, named, in_a_list=in_a_list))
             return StreamingResponse(stream(chunks), media_type="text/event-stream")
-        with service.running.holding(named):
+        with service.running.holding(named, body.rid):
             done = await unless_gone(request, all_whole(asked))
         answers = [_answer(service, body, name, one) for name, one in zip(named, done, strict=True)]
         return Response(
@@ -134,7 +134,7 @@ async def _chunks(
 ) -> AsyncGenerator[str, None]:
     """Cumulative text and tokens of each answer, as upstream streams them."""
     named, wholes = list(asked), dict[int, Whole]()
-    with service.running.holding(asked):
+    with service.running.holding(asked, body.rid):
         async for at, piece in merged([each.pieces() for each in asked.values()]):
             whole = wholes.setdefault(at, Whole(piece.row, None))
             whole.add(piece)

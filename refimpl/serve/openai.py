@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -196,14 +197,15 @@ class _Completions:
         del index
         return []
 
-    def _named(self, asked: list[Generation]) -> dict[str, Generation]:
-        """What ``/abort_request`` finds the answers by."""
+    def _holding(self, asked: list[Generation]) -> AbstractContextManager[None]:
+        """While this lasts ``/abort_request`` finds the answers."""
         given = self._body.rid if isinstance(self._body.rid, list) else self._name
-        return dict(zip(names_of(given, len(asked)), asked, strict=True))
+        named = dict(zip(names_of(given, len(asked)), asked, strict=True))
+        return self._service.running.holding(named, given)
 
     async def done(self, request: Request, asked: list[Generation]) -> list[Whole]:
         """The answers, unless the client leaves before."""
-        with self._service.running.holding(self._named(asked)):
+        with self._holding(asked):
             return await unless_gone(request, all_whole(asked))
 
     def whole(self, done: list[Whole], echoes: list[str]) -> Response:
@@ -222,7 +224,7 @@ class _Completions:
         """The choices as they come, then the usage if it is wanted."""
         rows: dict[int, Row] = {}
         completion, is_continuous = 0, self._body.streams_with("continuous_usage_stats")
-        with self._service.running.holding(self._named(asked)):
+        with self._holding(asked):
             async for at, piece in merged([each.pieces() for each in asked]):
                 for opening in [] if rows else self._openings(len(asked)):
                     yield opening

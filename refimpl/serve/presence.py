@@ -22,29 +22,38 @@ GONE: Final = 499  # nobody reads it: the client has closed the connection
 
 
 class Running:
-    """Answers under way, by the names that clients gave them."""
+    """Answers under way, by the names that clients gave them and their requests."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, Generation] = {}
+        self._by_name: dict[str, list[Generation]] = {}
 
     @contextmanager
-    def holding(self, named: Mapping[str, Generation]) -> Iterator[None]:
-        """They can be found while this lasts. Raises RequestError for a name that is taken."""
-        for name in named:
+    def holding(
+        self, named: Mapping[str, Generation], given: str | list[str] | None
+    ) -> Iterator[None]:
+        """They can be found while this lasts, by the name that was ``given`` to their request as well.
+
+        Raises RequestError for a name that is taken.
+        """
+        found = {name: [answer] for name, answer in named.items()}
+        if isinstance(given, str) and given:
+            found.setdefault(given, list(named.values()))
+        for name in found:
             if name in self._by_name:
                 raise RequestError(f"rid {name!r} is under way already: choose another", 400, "rid")
-        self._by_name.update(named)
+        self._by_name.update(found)
         try:
             yield
         finally:
-            for name in named:
+            for name in found:
                 del self._by_name[name]
 
     def found(self, name: str) -> list[Generation]:
-        """The one of that name, or all answers of the request of that name, as far as under way."""
-        if name in self._by_name:
-            return [self._by_name[name]]
-        return [each for own, each in self._by_name.items() if own.rpartition("_")[0] == name]
+        """The one of that name, or all answers of the request of that name, as far as under way.
+
+        A name that merely begins like it is another client's.
+        """
+        return self._by_name.get(name, [])
 
 
 def names_of(given: str | list[str] | None, count: int) -> list[str]:

@@ -179,10 +179,15 @@ class ZmqIngress:
             name = message.id
             self._obey(peer, message)
         except RequestError as error:
-            self._send(peer, _refused(name or named(frame), error))
+            self._send(peer, _refused(self._unless_open(peer, name or named(frame)), error))
         except Exception:
             _log.exception("a message over ZMQ could not be handled")
-            self._send(peer, Error(name, 500, "internal error: see the server's log"))
+            failed = "internal error: see the server's log"
+            self._send(peer, Error(self._unless_open(peer, name), 500, failed))
+
+    def _unless_open(self, peer: bytes, name: str | None) -> str | None:
+        """The id that an error is told with; an open request goes on, and must not seem to end by it."""
+        return None if name in self._open.get(peer, {}) else name
 
     def _read(self, frame: bytes) -> Received:
         if len(frame) > self._frame_bytes_max:
@@ -204,9 +209,10 @@ class ZmqIngress:
                 self._service.ranks.abort(answer.rid)
         elif answer is None:
             self._generate(peer, message)
-        else:  # without its id: the request that is open goes on
-            taken = f"the id {message.id!r} is that of an open request: give each its own"
-            self._send(peer, Error(None, 400, taken))
+        else:
+            raise RequestError(
+                f"the id {message.id!r} is that of an open request: give each its own"
+            )
 
     def _generate(self, peer: bytes, message: Generate) -> None:
         if self._is_winding_down:

@@ -144,6 +144,26 @@ def test_the_name_of_a_request_stands_for_all_of_its_answers(client: httpx.Clien
     assert [reason for reason in reasons if reason] == ["abort", "abort"]
 
 
+@pytest.mark.parametrize("which", [{}, {"rid": ""}, {"rid": "job"}, {"rid": "job_"}])
+def test_a_name_that_nothing_has_ends_nothing(which: dict[str, str], client: httpx.Client) -> None:
+    """Neither what has no name of its own, nor what another client calls nearly so."""
+    with (
+        streaming(client, "/v1/completions", rid="job_7", max_tokens=100) as (one, rest_of_one),
+        streaming(client, "/v1/completions", rid="other", max_tokens=100) as (two, rest_of_two),
+    ):
+        abort(client, **which)
+        ends = [[one, *rest_of_one][-1], [two, *rest_of_two][-1]]
+    assert [end["choices"][0]["finish_reason"] for end in ends] == ["length", "length"]
+
+
+def test_the_name_of_a_request_of_several_answers_is_taken_too(client: httpx.Client) -> None:
+    with streaming(client, "/v1/completions", n=2, rid="both"):
+        body = {"text": "a", "rid": "both", "sampling_params": {"max_new_tokens": 1}}
+        refused = client.post("/generate", json=body)
+    assert refused.status_code == 400
+    assert "'both' is under way already" in refused.json()["message"]
+
+
 def test_abort_all_ends_what_came_by_any_way() -> None:
     made: list[ZmqIngress] = []
 

@@ -205,6 +205,7 @@ def test_a_body_without_measure_is_refused_before_it_is_read(
     headers = JSON | ({"content-length": str(2 * BODY_BYTES_MAX)} if is_declared else {})
     answer = client.request(method, path, content=body(), headers=headers)
     assert answer.status_code == 413
+    assert answer.headers["connection"] == "close"  # the rest of the body is not read either
     refused(answer, str(BODY_BYTES_MAX))
 
 

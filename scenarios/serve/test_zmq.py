@@ -382,6 +382,19 @@ def test_a_second_request_of_one_id_leaves_the_first_alone(client: ZmqClient) ->
     assert len(client.answers(1)["twice"]["output_ids"]) == 60
 
 
+def test_what_is_wrong_with_the_id_of_an_open_request_does_not_seem_to_end_it(
+    client: ZmqClient,
+) -> None:
+    client.ask("open", PROMPT, max_new_tokens=60)
+    client.ask("open", "words")
+    client.send({"type": "abort", "id": "open", "api_key": 5})
+    client.ping()
+    errors = [said for said in client.kept if said["type"] == "error"]
+    client.kept = [said for said in client.kept if said["type"] != "error"]
+    assert [(error["id"], error["code"]) for error in errors] == [(None, 400), (None, 400)]
+    assert len(client.answers(1)["open"]["output_ids"]) == 60
+
+
 def test_two_peers_may_use_the_same_id(
     server: tuple[str, Service, ZmqIngress], client: ZmqClient
 ) -> None:
