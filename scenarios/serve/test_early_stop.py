@@ -1,4 +1,4 @@
-"""A server that is told to stop as soon as it says that it serves ends as it does later: with 0, in silence."""
+"""A server told to stop as soon as it says that it serves ends as it does later: with 0, in silence."""
 
 from __future__ import annotations
 
