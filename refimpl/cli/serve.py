@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Annotated
 
@@ -130,7 +129,7 @@ def serve(
         sockets = Sockets(host, zmq_port, kv_events_config, load_publish_endpoint)
         companions = companions_of(service, keys, sockets)
         place = f"serving {service.name} on http://{host}:{listener.getsockname()[1]}"
-        print("\n".join([place, *map(str, companions)]), file=sys.stderr, flush=True)
-        serve_app(build_app(service, keys, companions), listener)
+        said = "\n".join([place, *map(str, companions)])
+        serve_app(build_app(service, keys, companions), listener, said)
     if service.ranks.error is not None:  # which was logged when it happened
         raise typer.Exit(1)

@@ -98,16 +98,17 @@ def listening(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(app: FastAPI, listener: socket.socket) -> None:
-    """Serve until told to stop; answers under way are finished first, and SIGTERM is no failure then."""
+def serve(app: FastAPI, listener: socket.socket, place: str) -> None:
+    """Serve until told to stop; answers under way are finished first, and SIGTERM is no failure then.
+
+    ``place`` is said on stderr once SIGTERM is heeded: whoever waits for it may send one at once.
+    """
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_S)
+    server = uvicorn.Server(config)
     # For before uvicorn catches it, and for the end, when uvicorn raises what it has caught again.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    try:
-        uvicorn.Server(config).run(sockets=[listener])
-    except SystemExit as end:
-        if end.code:
-            raise
+    signal.signal(signal.SIGTERM, server.handle_exit)
+    print(place, file=sys.stderr, flush=True)
+    server.run(sockets=[listener])
 
 
 async def _request_error(_: Request, error: Exception) -> JSONResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 
 import pytest
 
@@ -51,8 +52,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of what was served; nothing listens."""
     names: list[str] = []
 
-    def listen(app: object, _: object) -> None:
+    def listen(app: object, _: object, place: str) -> None:
         names.append(str(app))
+        print(place, file=sys.stderr)
 
     monkeypatch.setattr("refimpl.serve.app.serve", listen)
     return names
@@ -145,7 +147,7 @@ def test_ranks_take_back_an_attach_unless_the_flag_says_no(
 def test_a_server_whose_engine_has_failed_ends_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(service: Service, _: object) -> None:
+    def fail(service: Service, *_: object) -> None:
         service.ranks.ranks[1].bridge.error = OSError("gone")
 
     monkeypatch.setattr("refimpl.serve.app.build_app", lambda service, *_: service)
