@@ -17,6 +17,7 @@ _TYPES: Final = {
     503: "ServiceUnavailableError",
 }
 _OTHER: Final = "BadRequestError"
+MESSAGE_MAX: Final = 1000  # characters; messages quote what was asked, which may be megabytes
 
 
 class RequestError(Exception):
@@ -24,7 +25,9 @@ class RequestError(Exception):
 
     def __init__(self, message: str, status: int = 400, param: str | None = None) -> None:
         super().__init__(message)
-        self.message, self.status, self.param = message, status, param
+        is_long = len(message) > MESSAGE_MAX
+        self.message = f"{message[:MESSAGE_MAX]} …" if is_long else message
+        self.status, self.param = status, param
 
     def body(self) -> dict[str, Any]:
         """The answer: OpenAI's clients read ``error``, upstream's the same fields beside it (spec 12.2)."""

@@ -77,10 +77,12 @@ def info_routes(service: Service) -> APIRouter:
     """Health and what is served."""
     router = APIRouter(tags=["SGLang"])
 
+    @router.head("/health", include_in_schema=False)  # what some load balancers ask for
     @router.get("/health", responses=EMPTY, response_class=Response)
     async def health() -> Response:
         return Response(status_code=200 if service.ranks.is_healthy else 503)
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready", responses=EMPTY, response_class=Response)
     async def ready() -> Response:
         return Response(status_code=200 if service.ranks.is_ready else 503)

@@ -16,6 +16,7 @@ pytest.importorskip("fastapi", reason="the server is not installed: pip install 
 import httpx
 
 from refimpl.run.options import Options
+from refimpl.serve.errors import MESSAGE_MAX
 from refimpl.serve.limits import ANSWERS_MAX, BODY_BYTES_MAX, STOPS_MAX
 from refimpl.serve.service import Service
 from scenarios.serve.served import serving_null
@@ -320,3 +321,16 @@ def test_what_only_looks_like_a_token_is_none(client: httpx.Client, token: Any) 
     refused(client.post("/v1/completions", json={"prompt": [[token]]}), "prompt")
     params = {"stop_token_ids": [token]}
     refused(client.post("/generate", json={"text": "a", "sampling_params": params}), "integer")
+
+
+def test_a_message_quotes_no_more_of_what_was_asked_than_a_reader_wants(
+    client: httpx.Client,
+) -> None:
+    answer = client.post("/v1/completions", json={"model": "m" * 60_000, "prompt": "x"})
+    assert answer.status_code == 404
+    assert MESSAGE_MAX < len(answer.json()["error"]["message"]) < MESSAGE_MAX + 10
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_a_probe_may_ask_without_wanting_a_body(path: str, client: httpx.Client) -> None:
+    assert client.head(path).status_code == 200
