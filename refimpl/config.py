@@ -37,13 +37,17 @@ def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 def require_splittable(model: str, tp_size: int, heads: int, kv_heads: int) -> None:
     """Raise ConfigError unless a model's heads go over so many ranks; ``kv_heads`` 0: a latent cache."""
     require(tp_size >= 1, f"--tp-size {tp_size} must be at least 1")
+    sizes = [size for size in range(1, heads + 1) if heads % size == 0]
+    if kv_heads:
+        sizes = [size for size in sizes if kv_heads % size == 0 or size % kv_heads == 0]
+    possible = f"choose from {', '.join(map(str, sizes))}"
     require(
         heads % tp_size == 0,
-        f"--tp-size {tp_size} does not divide the {heads} heads of {model}",
+        f"--tp-size {tp_size} does not divide the {heads} heads of {model}: {possible}",
     )
     require(
-        not kv_heads or kv_heads % tp_size == 0 or tp_size % kv_heads == 0,
-        f"--tp-size {tp_size} can't split or repeat the {kv_heads} KV heads of {model}",
+        tp_size in sizes,
+        f"--tp-size {tp_size} can't split or repeat the {kv_heads} KV heads of {model}: {possible}",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from refimpl.cli.flags import RankTimeout, RankTransport, with_options
+from refimpl.cli.flags import RankTimeout, RankTransport, tell, with_options
 from refimpl.cli.run import ArithmeticName, Device, Dtype
 from refimpl.config import ConfigError, require_choice
 from refimpl.run.options import Options
@@ -110,6 +110,12 @@ def serve(
         if hands == "none":
             from refimpl.serve.start_null import start_null_service
 
+            if model_path is not None:
+                tell(
+                    [
+                        f"--model-path is the name alone: the timing is that of --model {options.model}"
+                    ]
+                )
             service = start_null_service(options, served_model_name or model_path)
         else:
             from refimpl.run.model_choice import ModelChoice
@@ -120,9 +126,8 @@ def serve(
             ranks = RankChoice(rank_transport, rank_timeout)
             service = start_service(options, choice, served_model_name, ranks)
     except ImportError as error:
-        raise ConfigError(
-            f"serve needs {error.name}: pip install -e '.[serve,torch,kernels]'"
-        ) from None
+        extras = "serve" if hands == "none" else "serve,torch,kernels"
+        raise ConfigError(f"serve needs {error.name}: pip install -e '.[{extras}]'") from None
     service.changes.rolls_back = not no_attach_rollback
     keys = Keys(api_key, admin_api_key, strict=strict_admin)
     with listening(host, port) as listener:

@@ -24,7 +24,8 @@ HARDWARE: Final = "no such hardware is used here"
 _ONE: Final = {
     ONE_PROCESS: "base-gpu-id gpu-id-step dist-init-addr nccl-port node-rank dist-timeout"
     " tokenizer-worker-num detokenizer-worker-num download-dir watchdog-timeout"
-    " soft-watchdog-timeout stream-interval",
+    " soft-watchdog-timeout stream-interval ep-size expert-parallel-size ep",
+    "the context is the model's, or what L1 holds": "context-length",
     KERNELS: "attention-backend prefill-attention-backend decode-attention-backend sampling-backend"
     " grammar-backend mm-attention-backend moe-runner-backend moe-a2a-backend fp8-gemm-backend"
     " cuda-graph-max-bs cuda-graph-bs torch-compile-max-bs max-prefill-tokens schedule-policy"
@@ -33,7 +34,8 @@ _ONE: Final = {
     OTHER_MODELS: "quantization quantization-param-path kv-cache-dtype load-format revision"
     " tokenizer-path tokenizer-mode model-loader-extra-config json-model-override-args"
     " chat-template completion-template tool-call-parser reasoning-parser lora-backend"
-    " max-lora-rank mamba-ssm-dtype speculative-algorithm speculative-draft-model-path"
+    " preferred-sampling-params file-storage-path max-lora-rank mamba-ssm-dtype"
+    " speculative-algorithm speculative-draft-model-path"
     " speculative-num-steps speculative-eagle-topk speculative-num-draft-tokens weight-version",
     HARDWARE: "disaggregation-ib-device mooncake-ib-device hicache-host-memory-fraction"
     " numa-node swa-full-tokens-ratio",
@@ -42,7 +44,7 @@ _ONE: Final = {
     " disaggregation-decode-extra-slots",
     "L3 is asked again at admission, three times at most": "hicache-storage-prefetch-retry-poll-interval"
     " hicache-storage-prefetch-retry-max-attempts",
-    "see /metrics and the record": "log-level-http log-requests-level log-requests-format"
+    "see /metrics and the record": "log-level log-level-http log-requests-level log-requests-format"
     " log-requests-target export-metrics-to-file-dir decode-log-interval crash-dump-folder",
 }
 # Flags that stand alone.
@@ -57,24 +59,35 @@ _ALONE: Final = {
     OTHER_MODELS: "trust-remote-code enable-multimodal skip-tokenizer-init enable-lora"
     " is-embedding enable-memory-saver enable-custom-logit-processor",
     "see /metrics and the record": "log-requests show-time-cost export-metrics-to-file"
-    " enable-request-time-stats-logging enable-metrics-for-all-schedulers",
+    " enable-request-time-stats-logging enable-metrics-for-all-schedulers collect-tokens-histogram",
     HARDWARE: "numa-aware",
 }
+_NOT_BY_LAYERS: Final = "a model is not split by layers here: leave it at 1"
 # Flags that change what a server is: the value that holds here anyway, and what to do otherwise.
 _FIXED: Final = {
     "disaggregation-mode": ("null", "this server prefills and decodes: leave it out"),
-    "pp-size": ("1", "a model is not split by layers here: leave it at 1"),
+    "pp-size": ("1", _NOT_BY_LAYERS),
+    "pipeline-parallel-size": ("1", _NOT_BY_LAYERS),
     "nnodes": ("1", f"{ONE_PROCESS}: leave it at 1"),
     "hicache-host-memory-mode": ("cache", "L2 is a cache here: leave it at cache"),
     "encoder-transfer-backend": ("auto", "encoders are not served: leave it out"),
 }
 _REFUSED: Final = {
+    "config": "give the flags of that file themselves",
     "encoder-only": "encoders are not served: leave it out",
     "language-only": "encoders are not served: leave it out",
     "encoder-urls": "encoders are not served: leave it out",
     "enable-lmcache": "it excludes HiCache: leave it out",
     "enable-flexkv": "it excludes HiCache: leave it out",
     "enable-unified-cache-external-linker": "L3 is read through L2 here: leave it out",
+}
+
+
+# Other names of flags that this server has.
+_RENAMED: Final = {
+    "tensor-parallel-size": "tp-size",
+    "data-parallel-size": "dp-size",
+    "random-seed": "seed",
 }
 
 
@@ -104,6 +117,8 @@ def without_effect(words: list[str]) -> tuple[list[str], list[str]]:
             _check_fixed(name, _value(name, value if equals else next(rest, None)))
         elif name in _REFUSED:
             raise ConfigError(f"--{name}: {_REFUSED[name]}")
+        elif name in _RENAMED:
+            kept.append(f"--{_RENAMED[name]}{equals}{value}")
         else:
             kept.append(word)
     return kept, notices

@@ -176,7 +176,6 @@ BENCHES: Final[dict[str, Callable[[Path | None], dict[str, Any]]]] = {
 def run_bench(name: str, trace: Path | None) -> dict[str, Any]:
     """One benchmark by name; raises ConfigError when there is none of that name."""
     if name not in BENCHES:
-        raise ConfigError(
-            f"there is no benchmark {name!r}; choose one of {', '.join((*BENCHES, *OF_BYTES))}"
-        )
+        known = ", ".join((*BENCHES, *OF_BYTES, "serve"))
+        raise ConfigError(f"there is no benchmark {name!r}; choose one of {known}")
     return BENCHES[name](trace)

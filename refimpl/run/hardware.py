@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from refimpl.config import require_choice
+from refimpl.config import require, require_choice
 from refimpl.units import GB, NS_PER_MS, NS_PER_US
 
 TERA: Final = 10**12
@@ -274,7 +274,11 @@ def hardware_named(name: str) -> Hardware:
 
 def model_named(name: str) -> Model:
     """The preset ``name``; raises ConfigError that lists the choices."""
-    require_choice("--model", name, tuple(MODELS))
+    known = ", ".join(MODELS)
+    require(
+        name in MODELS,
+        f"--model {name!r} is unknown; choose one of {known}; to load a model, name it with --model-path",
+    )
     return MODELS[name]
 
 

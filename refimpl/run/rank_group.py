@@ -11,6 +11,7 @@ Must not know: what carries messages between ranks, what an engine decides. Call
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -19,7 +20,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from refimpl.cluster.ranks import Agreement, RankError, RankLedger, Vector
+from refimpl.cluster.ranks import Agreement, OfAChange, RankError, RankLedger, Vector
 from refimpl.messages import AnyEvent, BatchDone, Command, CutBatch, Reply, RunBatch, Submit
 from refimpl.model.choice import GREEDY, Sampling
 from refimpl.run.live import LiveExecutor
@@ -33,6 +34,7 @@ DEATH_S: Final = 0.2  # for a process to be seen dead that has closed its connec
 POLL_NS: Final = 2 * NS_PER_MS  # how late rank 0 may hear of what another rank has done
 
 PULSES: Final = 5  # in the time that a rank may be silent
+_log = logging.getLogger(__name__)
 
 
 class Minimum(Protocol):
@@ -94,6 +96,7 @@ class Rank:
         self.batches = 0  # that have ended here
         self._minimum = minimum
         self._others: list[AnyEvent | Stepped] = []  # what is no op's business
+        self.reason = ""  # why a change of L3 failed here, until it is told
 
     def take(self, step: Step) -> Vector | None:
         """Do as ordered; what all ranks have agreed on, None when nothing is in flight.
@@ -139,6 +142,9 @@ class Rank:
         if isinstance(event, BatchDone | Stepped):
             self._others.append(event)
         else:
+            if isinstance(event, OfAChange) and event.error:
+                self.reason = event.error
+                _log.warning("rank %d: %s", self.ledger.rank, event.error)
             self.ledger.note(event)  # type: ignore[arg-type]  # all else that hands say
 
     def take_others(self) -> list[AnyEvent | Stepped]:
@@ -282,7 +288,14 @@ class RankGroup:
         events = self._agreement.take(step.ops, agreed)
         self._orders += self._agreement.orders
         self._agreement.orders.clear()
-        return events
+        return [self._with_reason(event) for event in events]
+
+    def _with_reason(self, event: AnyEvent) -> AnyEvent:
+        """Why a change of L3 has failed, where it has on rank 0 too; of another rank its log says it."""
+        if not isinstance(event, OfAChange):
+            return event
+        reason, self._own.reason = self._own.reason, ""
+        return replace(event, error=reason) if event.error and reason else event
 
     @property
     def keeps_outputs(self) -> bool:

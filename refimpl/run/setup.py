@@ -76,7 +76,8 @@ class Simulation:
             options.hicache_storage_backend_extra_config, options.hicache_storage_backend
         )
         self.transfer = self._transfer()
-        self.cost = self._cost(self.transfer)
+        # A real model is split by its own heads: what is simulated beside it is not.
+        self.cost = self._cost(self.transfer, options.tp_size if page_bytes is None else 1)
         self.page_bytes = self.cost.page_bytes if page_bytes is None else page_bytes
         self.engine = self._engine(extra)
         stored = self.cost.stored_page_bytes
@@ -104,14 +105,14 @@ class Simulation:
             self.notices += notices
         return transfer
 
-    def _cost(self, transfer: Transfer) -> Cost:
+    def _cost(self, transfer: Transfer, tp_size: int) -> Cost:
         options = self.options
         require(options.page_size >= 1, f"--page-size {options.page_size} must be at least 1 token")
         hardware, model = hardware_named(options.hardware), model_named(options.model)
         given = options.hicache_storage_backend
         storage = "memory" if given is None else given
         require_choice("--hicache-storage-backend", storage, STORAGE_BACKENDS)
-        return Cost(hardware, model, options.tp_size, transfer, options.page_size, storage)
+        return Cost(hardware, model, tp_size, transfer, options.page_size, storage)
 
     def _engine(self, extra: ExtraConfig) -> EngineConfig:
         options = self.options

@@ -41,6 +41,10 @@ COMMANDS = [
         " --trust-remote-code --enable-metrics --enable-cache-report --disaggregation-mode null"
     ),
     (
+        "--model-path M --tensor-parallel-size 2 --data-parallel-size=2 --random-seed 7 --log-level info"
+        " --context-length 4096 --ep-size 2 --pipeline-parallel-size 1"
+    ),
+    (
         "--model-path M --disaggregation-bootstrap-port=8190 --disaggregation-transfer-backend nixl"
         " --attention-backend fa3 --max-running-requests 64 --chunked-prefill-size 4096"
     ),
@@ -72,6 +76,7 @@ def test_launch_commands_parse(
     assert said.code == 0, said.err
     assert len(started) == 1
     assert "serving M on http://127.0.0.1:" in said.err
+    assert "the timing is that of --model llama-3.1-8b" in said.err
     for flag in ("base-gpu-id", "disaggregation-ib-device", "attention-backend"):
         assert (f"--{flag} has no effect: " in said.err) == (f"--{flag}" in words)
 
@@ -87,6 +92,13 @@ def test_what_has_no_effect_is_taken_out_with_its_value() -> None:
     ]
 
 
+def test_other_names_of_flags_mean_the_flags() -> None:
+    words = ["--tensor-parallel-size", "2", "--data-parallel-size=4", "--random-seed", "7"]
+    kept, notices = without_effect(words)
+    assert kept == ["--tp-size", "2", "--dp-size=4", "--seed", "7"]
+    assert not notices
+
+
 def test_a_flag_that_has_an_effect_is_not_called_without_one() -> None:
     assert not set(option_names()) & (set(WITH_VALUE) | set(ALONE))
     assert not set(WITH_VALUE) & set(ALONE)
@@ -99,6 +111,9 @@ def test_a_flag_that_has_an_effect_is_not_called_without_one() -> None:
         (("--disaggregation-mode=decode",), "leave it out"),
         (("--pp-size", "2"), "leave it at 1"),
         (("--nnodes", "2"), "leave it at 1"),
+        (("--pipeline-parallel-size", "2"), "leave it at 1"),
+        (("--config", "flags.yaml"), "--config: give the flags"),
+        (("--model", "smollm2"), "name it with --model-path"),
         (("--hicache-host-memory-mode", "buffer_only"), "leave it at cache"),
         (("--encoder-only",), "leave it out"),
         (("--base-gpu-id",), "--base-gpu-id requires an argument"),

@@ -26,7 +26,9 @@ from refimpl.run.model_choice import ModelChoice
 from refimpl.run.rank_group import RankGroup
 from refimpl.run.rank_process import ProcessFollower
 from refimpl.run.rank_setup import MakeRank, RankChoice
+from refimpl.run.setup import Simulation
 from refimpl.serve.start import start_service
+from refimpl.workload.request import Workload
 from scenarios.command_line import CommandLine
 from scenarios.serve.served import OPTIONS, serving
 
@@ -138,6 +140,26 @@ def test_a_rank_that_does_not_start_is_one_line_on_the_command_line(
     done = refimpl("serve", "--model-path", "tiny-gqa", *words)
     assert done.code == 2
     assert done.err == "refimpl: error: rank 1 did not start; its own log says why\n"
+
+
+def test_a_store_that_no_rank_can_open_is_refused_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = replace(OPTIONS, tp_size=2)
+    with serving(options) as (url, _), httpx.Client(base_url=url, timeout=60) as client:
+        answer = attach(client, "redis", {})
+        assert answer.status_code == 400
+        assert "unknown storage backend 'redis': choose from memory" in answer.text
+    said = [record.getMessage() for record in caplog.records]
+    assert {text.partition(":")[0] for text in said if "redis" in text} == {"rank 0", "rank 1"}
+
+
+def test_a_real_model_is_split_by_its_own_heads_and_not_by_those_of_a_simulated_one() -> None:
+    """SmolLM2 has 9 heads, which go over 3 ranks; the 32 of the model that --model names do not."""
+    options = replace(OPTIONS, tp_size=3)
+    assert Simulation(options, Workload("served", []), page_bytes=4096).engine.cache.l1_pages
+    with pytest.raises(ConfigError, match="choose from 1, 2, 4, 8, 16, 32"):
+        Simulation(options, Workload("served", []))
 
 
 @pytest.mark.parametrize(("size", "word"), [(3, "does not divide the 4 heads"), (0, "at least 1")])
