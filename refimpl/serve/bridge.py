@@ -166,10 +166,14 @@ class Bridge:
                 return rid
         return None
 
-    def refuse(self, heard: Heard, why: str = STOPPED) -> int:
+    @property
+    def _why_stopped(self) -> str:
+        return STOPPED if self.error is None else f"{STOPPED} ({self.error})"
+
+    def refuse(self, heard: Heard, why: str | None = None) -> int:
         """Answer in the place of an engine that has stopped."""
         rid = next(self._rids)
-        heard(Ended(why, Row(rid, 0, 0, 0, 0, 0)))
+        heard(Ended(why or self._why_stopped, Row(rid, 0, 0, 0, 0, 0)))
         return rid
 
     def abort(self, rid: int) -> None:
@@ -189,7 +193,7 @@ class Bridge:
         with self._lock:
             future: Future[Answer] = Future()
             if not self._is_taking:
-                future.set_result(Answer(kind, False, STOPPED.removeprefix("error: ")))
+                future.set_result(Answer(kind, False, self._why_stopped.removeprefix("error: ")))
             elif kind in self._changes:
                 busy = f"Reject {kind}: another one is under way"
                 future.set_result(Answer(kind, False, busy))
@@ -247,12 +251,11 @@ class Bridge:
         with self._lock:
             self._is_taking = False
             changes = list(self._changes.items())
-        reason = STOPPED if self.error is None else f"{STOPPED} ({self.error})"
         for rid in list(self._asked):
-            self._end(rid, reason)
+            self._end(rid, self._why_stopped)
         self._refuse_questions()
         for kind, future in changes:
-            future.set_result(Answer(kind, False, STOPPED.removeprefix("error: ")))
+            future.set_result(Answer(kind, False, self._why_stopped.removeprefix("error: ")))
 
     def _turn(self) -> None:
         events, now = self._loop.wait()

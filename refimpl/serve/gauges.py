@@ -16,22 +16,26 @@ from refimpl.serve.load import Load, TierLoad
 from refimpl.serve.metrics import Metrics
 from refimpl.units import NS_PER_S
 
-# Upstream's names (spec 11), each with what it shows.
-_OF_A_LOAD: Final[dict[str, Callable[[Load], float]]] = {
-    "num_running_reqs": lambda load: load.running,
-    "num_queue_reqs": lambda load: load.waiting,
-    "num_used_tokens": lambda load: load.used_tokens,
-    "kv_used_tokens": lambda load: load.used_tokens,
-    "kv_evictable_tokens": lambda load: load.evictable_tokens,
-    "kv_available_tokens": lambda load: (
-        load.total_tokens - load.used_tokens - load.evictable_tokens
+# Upstream's names (spec 11), each with its help and what it shows.
+_OF_A_LOAD: Final[dict[str, tuple[str, Callable[[Load], float]]]] = {
+    "num_running_reqs": ("requests with slots in L1", lambda load: load.running),
+    "num_queue_reqs": ("requests that wait for slots", lambda load: load.waiting),
+    "num_used_tokens": ("of L1, in use by requests and copies", lambda load: load.used_tokens),
+    "kv_used_tokens": ("of L1, in use by requests and copies", lambda load: load.used_tokens),
+    "kv_evictable_tokens": ("of L1, kept for later requests", lambda load: load.evictable_tokens),
+    "kv_available_tokens": (
+        "of L1, nobody has them",
+        lambda load: load.total_tokens - load.used_tokens - load.evictable_tokens,
     ),
-    "max_total_num_tokens": lambda load: load.total_tokens,
-    "token_usage": lambda load: load.usage,
-    "gen_throughput": lambda load: load.generated_per_s,
-    "cache_hit_rate": lambda load: load.last_hit_rate,
-    "hicache_host_used_tokens": lambda load: load.host_used_tokens,
-    "hicache_host_total_tokens": lambda load: load.host_total_tokens,
+    "max_total_num_tokens": ("room of L1", lambda load: load.total_tokens),
+    "token_usage": ("share of L1 in use by requests and copies", lambda load: load.usage),
+    "gen_throughput": ("tokens a second that are generated", lambda load: load.generated_per_s),
+    "cache_hit_rate": (
+        "of the last batch that admitted requests; hicache:hit_rate is since the start",
+        lambda load: load.last_hit_rate,
+    ),
+    "hicache_host_used_tokens": ("of L2, in use or kept", lambda load: load.host_used_tokens),
+    "hicache_host_total_tokens": ("room of L2", lambda load: load.host_total_tokens),
 }
 
 # What must add up when nothing runs, waits or is copied: free + cached = total, and no pins.
@@ -51,8 +55,8 @@ class Gauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All gauges, and the copies by way."""
-        for name, read in _OF_A_LOAD.items():
-            yield self._gauge(f"sglang:{name}", "now", {"": read(self._load)})
+        for name, (text, read) in _OF_A_LOAD.items():
+            yield self._gauge(f"sglang:{name}", text, {"": read(self._load)})
         yield self._gauge("sglang:page_size", "tokens", {"": self._metrics.page_size})
         pages = self._load.total_tokens // self._metrics.page_size
         yield self._gauge("sglang:num_pages", "of L1", {"": pages})
