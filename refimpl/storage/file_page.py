@@ -131,31 +131,35 @@ def path_of(directory: str, name: str) -> str:
 
 def pages_in(directory: str) -> Iterator[Found]:
     """All pages in the directory, whoever wrote them: a name with a page key in it, ending in .bin."""
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if not _PAGE.fullmatch(entry.name):
-                continue
-            with suppress(FileNotFoundError):  # somebody else evicts
-                if entry.is_file(follow_symlinks=False):
-                    found = entry.stat(follow_symlinks=False)
-                    name = entry.name.removesuffix(SUFFIX)
-                    yield Found(name, found.st_size, found.st_mtime_ns)
+    for entry in _entries_in(directory):
+        if not _PAGE.fullmatch(entry.name):
+            continue
+        with suppress(FileNotFoundError):  # somebody else evicts
+            if entry.is_file(follow_symlinks=False):
+                found = entry.stat(follow_symlinks=False)
+                name = entry.name.removesuffix(SUFFIX)
+                yield Found(name, found.st_size, found.st_mtime_ns)
+
+
+def _entries_in(directory: str) -> Iterator[os.DirEntry[str]]:
+    """None where somebody has deleted the directory under a running store: the next write makes it."""
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:
+        yield from entries
 
 
 def remove_leftovers(directory: str, now_ns: int) -> int:
     """Delete what dead writers were writing; how many."""
     removed = 0
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            match = _TEMPORARY.fullmatch(entry.name)
-            if not match:
-                continue
-            with suppress(OSError):  # it was renamed, or somebody else removes it
-                host, process, once = match.groups()
-                is_old = now_ns - entry.stat().st_mtime_ns > _ABANDONED_NS
-                if is_old or (host == _HOST and _is_dead(int(process), once)):
-                    os.unlink(entry.path)
-                    removed += 1
+    for entry in _entries_in(directory):
+        match = _TEMPORARY.fullmatch(entry.name)
+        if not match:
+            continue
+        with suppress(OSError):  # it was renamed, or somebody else removes it
+            host, process, once = match.groups()
+            is_old = now_ns - entry.stat().st_mtime_ns > _ABANDONED_NS
+            if is_old or (host == _HOST and _is_dead(int(process), once)):
+                os.unlink(entry.path)
+                removed += 1
     return removed
 
 

@@ -150,7 +150,12 @@ class Room:
         return min(available, self._disk_free() - least - self._reserved) if least else available
 
     def _disk_free(self) -> int:
-        disk = os.statvfs(self._options.directory)
+        directory = self._options.directory
+        try:
+            disk = os.statvfs(directory)
+        except FileNotFoundError:  # somebody deleted it under a running store
+            os.makedirs(directory, exist_ok=True)
+            disk = os.statvfs(directory)
         return disk.f_bavail * disk.f_frsize
 
     def _lack(self, nbytes: int) -> tuple[int, int]:

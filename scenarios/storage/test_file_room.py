@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -399,3 +400,15 @@ def _temporaries(folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
         patch.setattr(os, "rename", lambda a, b: (seen.add(Path(a).name), rename(a, b))[1])
         open_file(folder).set([name(99)], [page(b"abc")])
     return seen
+
+
+@pytest.mark.parametrize("bound", ["max_size", "min_free_space"])
+def test_a_bounded_directory_that_was_deleted_is_made_again(tmp_path: Path, bound: str) -> None:
+    folder, clock = tmp_path / "pages", Clock()
+    store = open_file(folder, clock, **{bound: 8 * NBYTES})
+    assert put(store, clock, *range(8)) == [True] * 8
+    for _ in range(2):
+        shutil.rmtree(folder)
+        assert store.clear() == 0
+        assert put(store, clock, *range(20, 28)) == [True] * 8
+        assert read_pages(store, 27) == [payload(27)]
