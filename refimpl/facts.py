@@ -50,7 +50,10 @@ class Demoted(Fact, frozen=True, gc=False):
 
 
 class Evicted(Fact, frozen=True, gc=False):
-    """Pages that left a tier and are in no other local one, and why: capacity, host_pressure, flush."""
+    """Pages that left a tier and are in no other local one, and why.
+
+    capacity, flush, or on their way from L1 to L2 host_pressure (no room) and copy_failed.
+    """
 
     tier: str
     pages: int

@@ -64,7 +64,8 @@ class HiCache:
         """Evict until ``wanted`` L1 slots are free. False: not now.
 
         Under write_back pages are written before they go, so room may come only when those copies
-        are done; pages already on their way out count, so that asking again starts no more.
+        are done; pages already on their way out count, so that asking again starts no more. Where a
+        copy brought nothing its pages go without one: else L1 would stay full for as long as copies fail.
         """
         pool = self.device.pool
         coming = self.ops.pages_of(WRITE_BACK) if pool.free < wanted else 0
@@ -73,14 +74,17 @@ class HiCache:
             if short <= 0:
                 break
             tail = self.device.unwritten_tail(node, short)
-            written = self.writer.write_back(tail)
+            written = 0 if node.copy_failed else self.writer.write_back(tail)
             coming += written
             if written:
                 continue
             if node.l2_locks:  # what hangs below is being stored: room comes when that is done
                 break
             self.host.drop_below(node)  # L2 can't take them: they go, with what hangs below
-            self.device.drop_tail(node, len(tail))
+            self.device.drop_tail(
+                node, len(tail), "copy_failed" if node.copy_failed else "host_pressure"
+            )
+            node.copy_failed = False  # what is left of it is tried
         return pool.free >= wanted
 
     # ---- copies in ------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ class Node:
 
     __slots__ = (
         "children",
+        "copy_failed",
         "created",
         "history",
         "hits",
@@ -102,6 +103,7 @@ class Node:
         self.stored = 0  # the attach generation of which ``stored_end`` speaks
         self.stored_end = 0  # leading pages that were offered to L3 in it
         self.queued_l1 = self.queued_l2 = False  # has an entry in that tier's eviction queue
+        self.copy_failed = False  # its leaf end had to leave L1, and nothing of it arrived in L2
 
     @property
     def end(self) -> int:

@@ -78,10 +78,10 @@ class DeviceTier:
             run += 1
         return run
 
-    def drop_tail(self, node: Node, count: int) -> None:
-        """Delete the last ``count`` pages of a childless node: L2 had no room to take them."""
+    def drop_tail(self, node: Node, count: int, cause: str) -> None:
+        """Delete the last ``count`` pages of a childless node, which did not get into L2."""
         self._forget_tail(node, count)
-        self._out.facts.append(Evicted("device", count, "host_pressure"))
+        self._out.facts.append(Evicted("device", count, cause))
 
     def _forget_tail(self, node: Node, count: int) -> None:
         keep = node.l1_end - count

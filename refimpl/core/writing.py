@@ -105,6 +105,8 @@ class Writer:
         self._host.pool.give_back([page.l2_slot for page in lost])
         self._count_l2(lost, -1)
         self._ops.finish(op)
+        if op.kind == WRITE_BACK and not arrived:
+            lost[-1].node.copy_failed = True
         self._out.facts.append(Wrote("host", len(op.pages), done))
         if not self._host.generation or not arrived:
             return

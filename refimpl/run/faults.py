@@ -44,6 +44,7 @@ _STREAMS: Final = (*_FIRST, "sizes", *_LATER)
 _TIMED: Final = ("delay", "die")  # those that may have a duration
 
 _RANK_STRIDE: Final = 1_000_003  # a prime, so that ranks of neighbouring seeds differ
+_DURATION_MAX_NS: Final = 86_400 * NS_PER_S  # a day; sums of it stay far below a lane's NEVER
 _UNITS: Final = (("ns", 1), ("us", NS_PER_US), ("ms", NS_PER_MS), ("s", NS_PER_S))
 
 
@@ -176,7 +177,10 @@ def _duration_ns(text: str) -> int:
                 nanoseconds = scaled_decimal(number, scale)
             except ValueError:
                 break
-            if nanoseconds < 0:
+            if not 0 <= nanoseconds <= _DURATION_MAX_NS:
                 break
             return nanoseconds
-    raise ConfigError(f"--faults duration {text!r} must be a number with ns, us, ms or s")
+    raise ConfigError(
+        f"--faults duration {text[:20]!r} must be a number with ns, us, ms or s,"
+        " from 0 to a day (86400s)"
+    )

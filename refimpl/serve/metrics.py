@@ -174,7 +174,7 @@ class Metrics:
             "sglang:hicache_dropped_tokens_total",
             "tokens that left the last local tier",
             "reason",
-            ("host_pressure", "write_through_unbacked_eviction"),
+            ("host_pressure", "copy_failed", "write_through_unbacked_eviction"),
         )
         self._prefetched = make.counter("sglang:prefetched_tokens_total", "tokens L3 -> L2")
         self._stored = make.counter("sglang:backuped_tokens_total", "tokens L2 -> L3")
@@ -304,8 +304,8 @@ class Metrics:
         tokens = fact.pages * self.page_size
         if fact.tier == "device":
             self._evicted.inc(tokens)
-        if fact.reason == "host_pressure":
-            self._dropped["host_pressure"].inc(tokens)
+        if fact.reason in ("host_pressure", "copy_failed"):
+            self._dropped[fact.reason].inc(tokens)
         elif fact.tier == "device" and fact.reason == "capacity":
             self._dropped["write_through_unbacked_eviction"].inc(tokens)
 

@@ -13,6 +13,15 @@ def draws(faults: Faults, kind: str, count: int = 2000) -> list[bool]:
     return [faults.strike(kind) for _ in range(count)]
 
 
+@pytest.mark.parametrize("kind", ["delay", "die"])
+def test_a_duration_is_a_day_at_most(kind: str) -> None:
+    assert Faults.parse(f"{kind}=1:86400s").has_any
+    for longer in ("86401s", "9223372036s", "9" * 5000 + "s"):
+        with pytest.raises(ConfigError, match=r"must be .* from 0 to a day \(86400s\)$") as refused:
+            Faults.parse(f"{kind}=1:{longer}")
+        assert len(str(refused.value)) < 200
+
+
 def test_no_text_is_no_faults() -> None:
     faults = Faults.parse("")
     assert not any(faults.strike(kind) for kind in KINDS)
