@@ -196,7 +196,7 @@ SABOTAGES: Final = (
         "core/scheduler.py",
         "        full = request.computed // self._page_size",
         "        full = request.tokens // self._page_size",
-        says="L2 is wrong",
+        # Seeds decide whether a tier's content, or an insert that finds no page, is seen first.
     ),
     Sabotage(
         "a page computed twice keeps two slots",

@@ -45,6 +45,7 @@ class KvEventPublisher:
         self._sequence = 0  # of the next batch; the engine's thread counts
         self._taken_in = self._sent = 0  # one is counted by the engine's thread, one by ours
         self.dropped = 0  # batches that were not taken in, because too many waited
+        self._misread = 0  # messages to the ROUTER that ask for nothing
         self._thread = Thread(target=self._run, name="kv_events", daemon=True)
         self._context = zmq.Context()
         self._publisher = self._context.socket(zmq.PUB)
@@ -138,10 +139,11 @@ class KvEventPublisher:
             while is_open:
                 poller.poll()
                 # Read first: whatever was published before somebody asked is in the answer.
-                asked = self._read_replays()
+                # One a turn: new batches go out between replays, however many are asked for.
+                asked = self._read_replay()
                 is_open = self._send_mail()
-                for peer, first in asked:
-                    self._replay(peer, first)
+                if asked is not None:
+                    self._replay(*asked)
         except BaseException:
             _log.exception("KV events have stopped")
         finally:
@@ -159,19 +161,23 @@ class KvEventPublisher:
             self._sent += 1
         return True
 
-    def _read_replays(self) -> list[tuple[bytes, int]]:
-        """Who asks for what has been, and from which number on."""
-        asked: list[tuple[bytes, int]] = []
-        while self._router is not None:
-            try:
-                frames = self._router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            if len(frames) == 3 and len(frames[2]) == SEQUENCE_BYTES:
-                asked.append((frames[0], int.from_bytes(frames[2], "big")))
-            else:
-                _log.warning("a replay was asked for with other frames than delimiter and number")
-        return asked
+    def _read_replay(self) -> tuple[bytes, int] | None:
+        """Who asks for what has been, and from which number on; None: nobody, or not understood."""
+        if self._router is None:
+            return None
+        try:
+            frames = self._router.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        if len(frames) == 3 and len(frames[2]) == SEQUENCE_BYTES:
+            return frames[0], int.from_bytes(frames[2], "big")
+        if not self._misread:
+            _log.warning(
+                "a replay was asked for with other frames than delimiter and number;"
+                " further ones are left out in silence"
+            )
+        self._misread += 1
+        return None
 
     def _replay(self, peer: bytes, first: int) -> None:
         assert self._router is not None

@@ -222,6 +222,44 @@ def test_a_replay_that_is_asked_for_wrongly_harms_nobody(frames: list[bytes]) ->
         publisher.stop()
 
 
+def test_what_is_asked_for_wrongly_again_and_again_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    publisher = filled(HERE, 1)
+    publisher.start()
+    try:
+        with kv_subscriber(publisher.port, publisher.replay_port, "kv") as subscriber:
+            for _ in range(50):
+                subscriber.asks.send_multipart([b"", b"short"])
+            assert sorted(subscriber.replay(0)) == [0]
+    finally:
+        publisher.stop()
+    assert len(caplog.records) == 1
+
+
+def test_new_batches_and_the_end_do_not_wait_for_all_replays_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publisher = filled(HERE, 1)
+    replay, answered = publisher._replay, []
+
+    def end_meanwhile(peer: bytes, first: int) -> None:
+        answered.append(first)
+        publisher._mail.put(None)
+        replay(peer, first)
+
+    monkeypatch.setattr(publisher, "_replay", end_meanwhile)
+    with kv_subscriber(publisher.port, publisher.replay_port, "kv") as subscriber:
+        for _ in range(50):
+            subscriber.asks.send_multipart([b"", bytes(8)])
+        assert publisher._router is not None
+        assert publisher._router.poll(SECONDS_MAX * 1000)
+        publisher.start()
+        publisher._thread.join(SECONDS_MAX)
+    assert not publisher._thread.is_alive()
+    assert 1 <= len(answered) <= 2
+
+
 def test_nothing_happened_is_no_batch() -> None:
     publisher = filled(HERE, 0)
     publisher.publish()
