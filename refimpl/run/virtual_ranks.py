@@ -50,9 +50,8 @@ class Tally:
 
     agreements: int = 0
     disagreements: int = 0  # ops that did not end alike on all ranks
-    pages_lost: Counter[str] = field(
-        default_factory=Counter
-    )  # that some rank had and another had not
+    # By op, pages that some rank had and another had not.
+    pages_lost: Counter[str] = field(default_factory=Counter)
     died_ns: dict[int, int] = field(default_factory=dict)  # rank -> when
     unanswered: int = 0  # ops in flight when the instance stopped, whose slots nobody gets any more
 

@@ -42,7 +42,7 @@ class FanOut:
             self._note(event, answers)
             return _joined(answers)
         if self._is_changing:
-            name = _name(event)
+            name = NAMES[type(event)]
             refused = f"Reject {name}: another attach, detach or clear is under way"
             return Answer(name, False, refused)
         self._is_changing = True
@@ -82,7 +82,7 @@ class FanOut:
             if answer.ok:
                 self.attached[rank] = before[rank]
             result = "taken back" if answer.ok else f"NOT TAKEN BACK: {answer.message}"
-            told[rank] = Answer(_name(event), False, f"{answers[rank].message}, {result}")
+            told[rank] = Answer(NAMES[type(event)], False, f"{answers[rank].message}, {result}")
         return told
 
     async def _ask_all(self, events: Sequence[Change | Flush | None]) -> list[Answer]:
@@ -95,10 +95,6 @@ class FanOut:
 
         asked = zip(self._bridges, events, strict=True)
         return list(await asyncio.gather(*(ask(bridge, event) for bridge, event in asked)))
-
-
-def _name(event: Change) -> str:
-    return NAMES[type(event)]
 
 
 def _after(event: Change, before: AttachStorage | None) -> AttachStorage | None:

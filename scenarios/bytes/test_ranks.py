@@ -334,4 +334,7 @@ def test_a_rank_that_dies_while_all_connect_is_not_waited_for(
 def test_the_limit_of_a_silent_rank_is_not_one_for_starting() -> None:
     """Loading torch takes a process longer than this, and on a busy machine several seconds."""
     group = group_of(2, limit_s=0.2, transport="process")
+    (follower,) = group._followers
+    follower.check()  # it has not died
     group.close()
+    assert not group._has_failed
