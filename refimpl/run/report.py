@@ -17,11 +17,7 @@ PERCENTILES = (50, 90, 99)
 def integers(record: Record) -> dict[str, Any]:
     """What goldens compare: counts and virtual times of a run, all of them integers."""
     rows = list(record.rows.values())
-    hits = {
-        "device": sum(row.device_tokens for row in rows),
-        "host": sum(row.host_tokens for row in rows),
-        "storage": sum(row.storage_tokens for row in rows),
-    }
+    hits = _hits_of(rows)
     admitted = [row for row in rows if row.admitted]
     counts = record.counts
     prompt_tokens = sum(row.prompt_tokens for row in rows)
@@ -34,7 +30,7 @@ def integers(record: Record) -> dict[str, Any]:
         "hit_rate_ppm": _ppm(sum(hits.values()), prompt_tokens),
         "computed_tokens": sum(row.prompt_tokens - row.hit_tokens for row in admitted),
         "recomputed_tokens": sum(row.recomputed_tokens for row in rows),
-        "ttft_ns": percentiles([row.ttft_ns for row in rows if row.first_token_ns >= 0]),
+        "ttft_ns": _ttft_of(rows),
         "evicted_pages": {
             "device": counts["demoted"] + counts["evicted_device"],
             "host": counts["evicted_host"] + counts["dropped"],
@@ -91,6 +87,20 @@ def percentiles(values: list[int]) -> dict[str, int]:
     return found | {"max": ordered[-1] if ordered else 0}
 
 
+def _hits_of(rows: list[Row]) -> dict[str, int]:
+    """Hit tokens by tier."""
+    return {
+        "device": sum(row.device_tokens for row in rows),
+        "host": sum(row.host_tokens for row in rows),
+        "storage": sum(row.storage_tokens for row in rows),
+    }
+
+
+def _ttft_of(rows: list[Row]) -> dict[str, int]:
+    """Percentiles of TTFT in ns, of those that have a first token."""
+    return percentiles([row.ttft_ns for row in rows if row.first_token_ns >= 0])
+
+
 def by_turn(rows: list[Row]) -> list[tuple[int, int, dict[str, int], dict[str, int]]]:
     """For each turn, of requests admitted: count, tokens by tier and in all, TTFT in ns."""
     turns: dict[int, list[Row]] = {}
@@ -103,11 +113,9 @@ def by_turn(rows: list[Row]) -> list[tuple[int, int, dict[str, int], dict[str, i
             len(group),
             {
                 "prompt": sum(row.prompt_tokens for row in group),
-                "device": sum(row.device_tokens for row in group),
-                "host": sum(row.host_tokens for row in group),
-                "storage": sum(row.storage_tokens for row in group),
+                **_hits_of(group),
             },
-            percentiles([row.ttft_ns for row in group if row.first_token_ns >= 0]),
+            _ttft_of(group),
         )
         for turn, group in sorted(turns.items())
     ]
@@ -124,12 +132,8 @@ def by_worker(rows: list[Row], dp_size: int) -> list[dict[str, Any]]:
             "dp_rank": worker % dp_size,
             "requests": len(group),
             "prompt_tokens": sum(row.prompt_tokens for row in group),
-            "hit_tokens": {
-                "device": sum(row.device_tokens for row in group),
-                "host": sum(row.host_tokens for row in group),
-                "storage": sum(row.storage_tokens for row in group),
-            },
-            "ttft_ns": percentiles([row.ttft_ns for row in group if row.first_token_ns >= 0]),
+            "hit_tokens": _hits_of(group),
+            "ttft_ns": _ttft_of(group),
         }
         for worker, group in sorted(workers.items())
     ]
